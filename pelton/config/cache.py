@@ -1,0 +1,16 @@
+"""The KV cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CacheConfig:
+    """`num_blocks` counts every block of the pool, the null block included; `block_size` is in
+    tokens; `dtype` is the element type of keys and values."""
+
+    block_size: int
+    num_blocks: int
+    dtype: str
+    enable_prefix_caching: bool = True

@@ -1,0 +1,84 @@
+"""What a user may ask of an engine (`EngineArgs`), and what it resolves to (`EngineConfig`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from pelton.config.cache import CacheConfig
+from pelton.config.model import GenerationDefaults, ModelConfig
+from pelton.config.scheduler import SchedulerConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineArgs:
+    """Arguments as users type them; names are vLLM's. None means: decide for me.
+
+    model: folder, GGUF file, hub id ("org/name"), or None for the embedded model.
+    load_format: "auto" | "safetensors" | "gguf" | "dummy" (random weights of the right shapes).
+    dtype: "auto" | "float32" | "bfloat16" | "float16".
+    device: "auto" | "cpu" | "cuda" | "cuda:N" | "fake" (the testing device).
+    gpu_memory_utilization: share of the device's memory that weights and KV may use; on CPU, the
+        share of the memory that is free at start (cgroup limits respected).
+    kv_cache_memory_bytes / num_gpu_blocks_override: the KV cache's size, given instead of measured.
+    attention_backend: a name from pelton/attention/table.py, or "auto".
+    batch_invariant: select fixed-reduction kernels, so that a request's tokens do not depend on
+        its neighbours, chunk sizes or prefix hits, bit for bit.
+    max_steps_in_flight: depth of the launch pipeline (1 = wait for each step).
+    hf_overrides: config.json keys that replace the checkpoint's.
+    """
+
+    model: str | None = None
+    tokenizer: str | None = None
+    revision: str | None = None
+    hf_token: str | None = None
+    load_format: str = "auto"
+    dtype: str = "auto"
+    device: str = "auto"
+    seed: int = 0
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    long_prefill_token_threshold: int = 0
+    scheduling_policy: str = "fcfs"
+    max_steps_in_flight: int = 2
+    block_size: int = 16
+    enable_prefix_caching: bool = True
+    gpu_memory_utilization: float | None = None
+    kv_cache_memory_bytes: int | None = None
+    num_gpu_blocks_override: int | None = None
+    attention_backend: str = "auto"
+    batch_invariant: bool = False
+    num_threads: int | None = None
+    max_logprobs: int = 20
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
+    quantization: str | None = None
+    speculative_config: dict[str, Any] | None = None
+    enable_lora: bool = False
+    chat_template: str | None = None
+    hf_overrides: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """One engine, decided. Made once by `setup/resolve.py`; nothing changes it later.
+
+    num_speculative_tokens is K of the 1 + K verification rows per decoding request; 0 without a
+    speculator. max_model_len counts prompt and output together, in tokens.
+    """
+
+    model: ModelConfig
+    generation: GenerationDefaults
+    cache: CacheConfig
+    scheduler: SchedulerConfig
+    dtype: str
+    device: str
+    seed: int
+    max_model_len: int
+    attention_backend: str
+    batch_invariant: bool
+    num_threads: int
+    max_logprobs: int
+    num_speculative_tokens: int = 0

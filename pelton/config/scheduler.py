@@ -1,0 +1,23 @@
+"""What the scheduler may put into a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SchedulerConfig:
+    """Limits of a step and of the queue.
+
+    max_num_seqs: rows (requests) in one step, and rows of persistent state.
+    max_num_batched_tokens: tokens in one step, over all its rows.
+    long_prefill_token_threshold: a longer chunk of one prompt is cut to this; 0 = off.
+    policy: a name from core/policy.py.
+    max_steps_in_flight: launched steps whose results are not yet known.
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    long_prefill_token_threshold: int = 0
+    policy: str = "fcfs"
+    max_steps_in_flight: int = 2

@@ -1,0 +1,130 @@
+"""The contract between the scheduler and whoever runs a step. Token ids are int32 arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pelton.config.params import SamplingParams
+
+Int32Array = npt.NDArray[np.int32]
+Float32Array = npt.NDArray[np.float32]
+
+# Why a row's sample is not to be used (StepResult.status).
+OK = 0
+NAN_LOGITS = 1  # the row's largest logit is NaN or +inf
+ALL_MASKED = 2  # no token is legal
+BAD_TOKEN = 3  # the sampled id is outside [0, vocab)
+
+
+class SlotRef(NamedTuple):
+    """A row of persistent state, and which of its successive owners is meant."""
+
+    slot: int
+    generation: int
+
+
+@dataclass(slots=True, kw_only=True)
+class NewRow:
+    """A request that gets a row: new, or resumed after preemption (then it is new again).
+
+    token_ids: [prefill_len], every token known on admission (a resumed request's earlier outputs
+        included), so prompt_len <= prefill_len.
+    num_computed_tokens: tokens whose KV a prefix hit provides.
+    block_ids: one [num_blocks] array per KV group: the row's whole block table.
+    seed: of the request's noise, in [-2**63, 2**63).
+    """
+
+    ref: SlotRef
+    request_id: str
+    token_ids: Int32Array
+    prompt_len: int
+    num_computed_tokens: int
+    block_ids: tuple[Int32Array, ...]
+    params: SamplingParams
+    seed: int
+    eos_token_ids: tuple[int, ...] = ()
+
+    @property
+    def prefill_len(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclass(slots=True, kw_only=True)
+class BlockAppend:
+    """Blocks added to a row's table of one group, at table indices first..first+len(block_ids)."""
+
+    ref: SlotRef
+    group: int
+    first: int
+    block_ids: Int32Array
+
+
+@dataclass(slots=True, kw_only=True)
+class StepPlan:
+    """One step, as a difference from the last. Rows are in batch order: few query tokens first.
+
+    refs: [B] scheduled rows.
+    num_scheduled_tokens: [B] query length of each row, >= 1.
+    num_drafts: [B] how many of the row's query tokens are drafts (0 without a speculator).
+    num_computed_bound: [B] upper bound of the row's computed tokens before this step. Exact when no
+        draft is in flight; the device holds the truth.
+    samples: [B] whether the row's last query token(s) yield tokens (false in mid-prefill). A
+        sampling row has 1 + num_drafts verification rows.
+    finished, preempted: rows freed since the last plan, sorted.
+    """
+
+    step: int
+    refs: list[SlotRef]
+    num_scheduled_tokens: Int32Array
+    num_drafts: Int32Array
+    num_computed_bound: Int32Array
+    samples: npt.NDArray[np.bool_]
+    new_rows: list[NewRow] = field(default_factory=list)
+    block_appends: list[BlockAppend] = field(default_factory=list)
+    finished: list[SlotRef] = field(default_factory=list)
+    preempted: list[SlotRef] = field(default_factory=list)
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.refs)
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.num_scheduled_tokens.sum())
+
+
+@dataclass(slots=True, kw_only=True)
+class LogprobRows:
+    """Log-probabilities of sampled tokens; N verification rows, row-major by batch row.
+
+    offsets: [B + 1], verification rows of batch row b are offsets[b]:offsets[b + 1].
+    token_logprobs: [N], of the sampled token; ranks: [N], 1 = most likely.
+    top_ids, top_logprobs: [N, W], the W most likely tokens, sorted; W is the step's largest need.
+    """
+
+    offsets: Int32Array
+    token_logprobs: Float32Array
+    ranks: Int32Array
+    top_ids: Int32Array
+    top_logprobs: Float32Array
+
+
+@dataclass(slots=True, kw_only=True)
+class StepResult:
+    """What a step yielded, rows as in its plan.
+
+    token_ids: [B, 1 + K]; the first num_sampled[b] of a row are valid.
+    num_sampled: [B], 0 in mid-prefill. status: [B], OK or a reason from the list above.
+    failed: rows that could not be added or run, with the exception; their other fields are void.
+    """
+
+    step: int
+    token_ids: Int32Array
+    num_sampled: Int32Array
+    status: Int32Array
+    logprobs: LogprobRows | None = None
+    failed: dict[SlotRef, Exception] = field(default_factory=dict)
