@@ -1,0 +1,85 @@
+"""From a plan to an InputBatch: host facts, one header, one kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from pelton.batch.block_tables import BlockTables
+from pelton.batch.input_batch import InputBatch, RowKind
+from pelton.batch.input_buffers import InputBuffers
+from pelton.batch.row_state import RowState
+from pelton.batch.staged import StagedStep
+from pelton.core.descriptor import Descriptor
+from pelton.core.plan import StepPlan
+from pelton.device.protocol import Device
+from pelton.ops.build_inputs import build_inputs
+
+
+class BatchBuilder:
+    """Two calls a step: `describe` before the staged writes are flushed, `launch` after."""
+
+    def __init__(
+        self, device: Device, rows: RowState, tables: BlockTables, buffers: InputBuffers
+    ) -> None:
+        self._device = device
+        self._rows = rows
+        self._tables = tables
+        self._buffers = buffers
+
+    def describe(
+        self, plan: StepPlan, staged: StagedStep, choose: Callable[[Descriptor], Descriptor]
+    ) -> InputBatch:
+        """The batch of `plan`; `choose` maps the live shape to the executed one."""
+        slots = np.fromiter((ref.slot for ref in plan.refs), np.int32, plan.num_rows)
+        query_lens = plan.num_scheduled_tokens
+        num_logits_np = np.where(plan.samples, 1 + plan.num_drafts, 0).astype(np.int32)
+        num_rows, num_tokens, num_logits = self._buffers.fill_header(
+            staged,
+            slots=slots,
+            query_lens=query_lens,
+            num_logits=num_logits_np,
+            pad_slot=self._rows.reserved_slot,
+        )
+        bound = plan.num_computed_bound
+        seq_len_bound = bound + query_lens
+        max_query_len = int(query_lens.max(initial=0))
+        is_uniform = max_query_len == int(query_lens.min(initial=max_query_len))
+        descriptor = choose(
+            Descriptor(
+                num_tokens=num_tokens,
+                num_rows=num_rows,
+                uniform_query_len=max_query_len if is_uniform else 0,
+                max_query_len=max_query_len,
+                max_seq_len=int(seq_len_bound.max(initial=0)),
+            )
+        )
+        is_prefill = bound < self._rows.prefill_len_np[slots]
+        step, inputs = self._buffers.views(descriptor, num_logits)
+        return InputBatch(
+            step_id=plan.step,
+            descriptor=descriptor,
+            num_rows=num_rows,
+            num_tokens=num_tokens,
+            num_logits=num_logits,
+            refs=tuple(plan.refs),
+            slots_np=slots,
+            query_len_np=query_lens,
+            num_logits_np=num_logits_np,
+            row_kind_np=np.where(
+                is_prefill,
+                RowKind.PREFILL,
+                np.where(plan.num_drafts > 0, RowKind.VERIFY, RowKind.DECODE),
+            ).astype(np.uint8),
+            computed_bound_np=bound,
+            seq_len_bound_np=seq_len_bound,
+            bounds_are_exact=self._rows.num_drafts == 0,
+            num_decode_rows=int(np.searchsorted(query_lens, 1, side="right")),
+            step=step,
+            inputs=inputs,
+        )
+
+    def launch(self, batch: InputBatch) -> None:
+        rows = self._rows.tensors(self._tables.tensors, self._tables.block_sizes)
+        self._device.launch(build_inputs, rows, batch.step, batch.inputs)

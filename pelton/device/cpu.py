@@ -1,0 +1,54 @@
+"""The CPU: launches run inline, so every event has passed by the time it exists."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+class PassedEvent:
+    def is_done(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        return None
+
+
+_PASSED = PassedEvent()
+
+
+class CPUDevice:
+    name = "cpu"
+    torch_device = torch.device("cpu")
+    runs_inline = True
+    poisons = False
+
+    def __init__(self, num_threads: int | None = None) -> None:
+        if num_threads is not None:
+            torch.set_num_threads(num_threads)
+
+    def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(shape, dtype=dtype)
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype)
+
+    def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(shape, dtype=dtype)
+
+    def launch(self, kernel: Callable[..., None], *args: Any) -> None:
+        kernel(*args)
+
+    def copy_to_device(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        target.copy_(source)
+
+    def copy_to_host(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        target.copy_(source)
+
+    def record_event(self) -> PassedEvent:
+        return _PASSED
+
+    def synchronize(self) -> None:
+        return None

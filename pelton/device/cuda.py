@@ -1,0 +1,66 @@
+"""An NVIDIA GPU: one stream, pinned host memory, CUDA events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from pelton.errors import ConfigError
+
+
+class CUDAEvent:
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._event = torch.cuda.Event(blocking=True)
+        self._event.record(stream)
+
+    def is_done(self) -> bool:
+        return bool(self._event.query())
+
+    def wait(self) -> None:
+        self._event.synchronize()
+
+
+class CUDADevice:
+    runs_inline = False
+    poisons = False
+
+    def __init__(self, index: int = 0) -> None:
+        if not torch.cuda.is_available():
+            raise ConfigError(
+                "device='cuda' needs an NVIDIA GPU and a CUDA build of torch; this machine offers "
+                "neither or only one. Use device='cpu'."
+            )
+        if index >= torch.cuda.device_count():
+            raise ConfigError(
+                f"device='cuda:{index}' does not exist: {torch.cuda.device_count()} GPU(s) found."
+            )
+        self.name = f"cuda:{index}"
+        self.torch_device = torch.device("cuda", index)
+        torch.cuda.set_device(self.torch_device)
+        self._stream = torch.cuda.current_stream(self.torch_device)
+
+    def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(shape, dtype=dtype, device=self.torch_device)
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=self.torch_device)
+
+    def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(shape, dtype=dtype, pin_memory=True)
+
+    def launch(self, kernel: Callable[..., None], *args: Any) -> None:
+        kernel(*args)
+
+    def copy_to_device(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        target.copy_(source, non_blocking=True)
+
+    def copy_to_host(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        target.copy_(source, non_blocking=True)
+
+    def record_event(self) -> CUDAEvent:
+        return CUDAEvent(self._stream)
+
+    def synchronize(self) -> None:
+        self._stream.synchronize()

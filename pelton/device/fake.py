@@ -1,0 +1,111 @@
+"""A device for tests that is as late as a device may be.
+
+Launches and copies wait in a queue until somebody waits for an event behind them, so host memory
+that is rewritten too early, or read too early, shows as wrong tokens every time instead of once in
+a million steps. Its tensors raise on any host read, and on any work outside a launch.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+# What the host may do with a device tensor outside a launch: ask for its shape and make views.
+_VIEWS = frozenset(
+    """__getitem__ __len__ __get__ as_strided chunk detach dim element_size expand flatten
+    is_contiguous narrow ndimension nelement numel permute reshape select size slice split squeeze
+    storage_offset stride swapaxes t transpose unbind unflatten unsqueeze view view_as is_floating_point
+    untyped_storage data_ptr __hash__ is_complex __repr__""".split()
+)
+
+
+class HostReadError(AssertionError):
+    """The host touched device memory outside a launch."""
+
+
+class FakeDeviceTensor(torch.Tensor):
+    """Device memory of the fake device."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        name = getattr(func, "__name__", str(func))
+        if name == "__repr__":
+            return "FakeDeviceTensor(on the device)"
+        if name not in _VIEWS:
+            raise HostReadError(f"host code called {name} on a device tensor outside a launch")
+        if name == "__getitem__" and _has_tensor(args[1]):
+            raise HostReadError("host code indexed a device tensor with a tensor outside a launch")
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def _has_tensor(index: Any) -> bool:
+    if isinstance(index, tuple):
+        return any(_has_tensor(item) for item in index)
+    return isinstance(index, (torch.Tensor, list))
+
+
+class FakeEvent:
+    def __init__(self, device: FakeDevice, position: int) -> None:
+        self._device = device
+        self._position = position
+
+    def is_done(self) -> bool:
+        return self._device.num_done >= self._position
+
+    def wait(self) -> None:
+        self._device.run_until(self._position)
+
+
+class FakeDevice:
+    """Queued launches, delayed copies. `num_done` counts queue entries that have run."""
+
+    name = "fake"
+    torch_device = torch.device("cpu")
+    runs_inline = False
+    poisons = True
+
+    def __init__(self) -> None:
+        self._queue: deque[tuple[Callable[..., Any], tuple[Any, ...]]] = deque()
+        self.num_done = 0
+        self.num_copies_to_device = 0
+        self.max_queued = 0
+
+    def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(shape, dtype=dtype).as_subclass(FakeDeviceTensor)
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        poison = float("nan") if dtype.is_floating_point else -7
+        return torch.full(shape, poison, dtype=dtype).as_subclass(FakeDeviceTensor)
+
+    def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(shape, dtype=dtype)
+
+    def launch(self, kernel: Callable[..., None], *args: Any) -> None:
+        self._queue.append((kernel, args))
+        self.max_queued = max(self.max_queued, len(self._queue))
+
+    def copy_to_device(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        self.num_copies_to_device += 1
+        self.launch(torch.Tensor.copy_, target, source)
+
+    def copy_to_host(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        self.launch(torch.Tensor.copy_, target, source)
+
+    def record_event(self) -> FakeEvent:
+        return FakeEvent(self, self.num_done + len(self._queue))
+
+    def synchronize(self) -> None:
+        self.run_until(self.num_done + len(self._queue))
+
+    def run_until(self, position: int) -> None:
+        """Run queue entries until `position` of them have ended since the device was made."""
+        with torch._C.DisableTorchFunctionSubclass(), torch.inference_mode():
+            while self.num_done < position:
+                kernel, args = self._queue.popleft()
+                self.num_done += 1
+                kernel(*args)

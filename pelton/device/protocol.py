@@ -1,0 +1,69 @@
+"""What a device can do. Everything that the engine asks of hardware goes through these verbs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+
+class Event(Protocol):
+    """A point in the device's queue."""
+
+    def is_done(self) -> bool:
+        """Whether all work queued before the event has ended; never waits."""
+        ...
+
+    def wait(self) -> None:
+        """Block the host until it has."""
+        ...
+
+
+class Device(Protocol):
+    """One device with one in-order queue.
+
+    Device memory is only touched by launched kernels and by the two copies. Host memory handed to
+    `copy_to_device` may be read by the device at any time until an event recorded after the copy
+    has passed: who owns it keeps it unchanged until then.
+    """
+
+    name: str
+    torch_device: torch.device
+    runs_inline: bool
+    """Whether a launch has ended when `launch` returns: steps are then collected before the next
+    one is launched, since launching ahead could only delay their tokens."""
+    poisons: bool
+    """Whether memory that nobody may read any more is overwritten, to make violations loud."""
+
+    def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Zeroed device memory."""
+        ...
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Device memory of any content."""
+        ...
+
+    def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Zeroed host memory that the device copies from or to without staging it again."""
+        ...
+
+    def launch(self, kernel: Callable[..., None], *args: Any) -> None:
+        """Queue `kernel(*args)`. The kernel writes into tensors given to it and returns nothing."""
+        ...
+
+    def copy_to_device(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Queue target[...] = source; source is host memory."""
+        ...
+
+    def copy_to_host(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Queue target[...] = source; target is host memory."""
+        ...
+
+    def record_event(self) -> Event:
+        """An event after everything queued so far."""
+        ...
+
+    def synchronize(self) -> None:
+        """Block the host until the queue is empty."""
+        ...
