@@ -1,0 +1,19 @@
+"""Every environment variable that Pelton reads, typed, in one place."""
+
+from __future__ import annotations
+
+import os
+
+from pelton.errors import ConfigError
+
+
+def omp_num_threads() -> int | None:
+    """OMP_NUM_THREADS: threads for one device's work; None when unset. Of a list ("4,2", one number
+    per nesting level) the first counts. Raises ConfigError for anything but a positive number."""
+    text = os.environ.get("OMP_NUM_THREADS", "").strip()
+    if not text:
+        return None
+    first = text.split(",")[0].strip()
+    if not (first.isascii() and first.isdigit()) or int(first) < 1:
+        raise ConfigError(f"OMP_NUM_THREADS must be a positive number, got {text!r}.")
+    return int(first)

@@ -1,0 +1,24 @@
+"""Facts about a machine, as data: what `setup/resolve.py` decides from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceFacts:
+    """One device, as found at start.
+
+    total_bytes, free_bytes: its memory, container limits included. num_cores: physical CPU cores
+    this process may use. fast_bf16, fast_fp16: whether products in that type are computed natively,
+    so that it is faster than float32 and not only smaller.
+    """
+
+    kind: Literal["cpu", "cuda", "fake"]
+    name: str
+    total_bytes: int
+    free_bytes: int
+    num_cores: int
+    fast_bf16: bool
+    fast_fp16: bool
