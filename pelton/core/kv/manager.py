@@ -1,0 +1,265 @@
+"""Block tables of requests: admission with prefix hits, growth, release; what is cached when."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from pelton.core.kv.block_pool import Block, BlockPool
+from pelton.core.kv.prefix_cache import ROOT_HASH, PrefixCache, extra_key, hash_block
+from pelton.core.kv.spec import KVGroup
+from pelton.core.plan import BlockAppend, Int32Array
+from pelton.core.request import Request
+from pelton.errors import ConfigError, IntegrityError, UnsupportedError
+
+
+class KVManager:
+    """Every request's block tables, one per KV group, out of one pool.
+
+    Nothing here is hashed before its KV is known to be computed: `cache_blocks` is called when a
+    step's result has arrived, so an abort or a fault in between leaves nothing behind.
+
+    Raises ConfigError without groups, UnsupportedError for a group that is not full attention.
+    """
+
+    def __init__(
+        self, groups: Sequence[KVGroup], num_blocks: int, *, enable_prefix_caching: bool
+    ) -> None:
+        if not groups:
+            raise ConfigError("At least one KV group is needed, got none.")
+        for group in groups:
+            if group.kind != "full":
+                raise UnsupportedError(
+                    f"KV kind {group.kind!r} (group {group.index}) is not supported."
+                )
+        self.block_sizes = tuple(group.block_size for group in groups)
+        self._hit_step = math.lcm(*self.block_sizes)
+        self._pool = BlockPool(num_blocks)
+        self._cache = PrefixCache()
+        self._enable_caching = enable_prefix_caching
+
+    @property
+    def num_usable(self) -> int:
+        """Blocks that requests may hold (all but the null block)."""
+        return self._pool.num_usable
+
+    @property
+    def num_used(self) -> int:
+        return self._pool.num_usable - self._pool.num_free
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        """Blocks that the KV of `num_tokens` tokens takes, over all groups."""
+        return sum(-(-num_tokens // size) for size in self.block_sizes)
+
+    def max_tokens(self) -> int:
+        """The longest sequence whose KV fits the empty pool, in tokens."""
+        lengths = range(self.num_usable * max(self.block_sizes) + 1)
+        return bisect_right(lengths, self.num_usable, key=self.num_blocks_for) - 1
+
+    def admit(self, request: Request) -> bool:
+        """Give a request blocks for all its known tokens, the cached prefix first.
+
+        On success `request.num_computed_tokens` is the length of the hit: a multiple of every
+        block size and at most num_tokens - 1, since the last token must be computed to have
+        logits. On failure (too few free blocks) nothing has changed.
+        """
+        hits = self._find_hits(request)
+        num_new = [
+            -(-request.num_tokens // size) - len(found)
+            for size, found in zip(self.block_sizes, hits)
+        ]
+        idle_hits = sum(block.ref_count == 0 for found in hits for block in found)
+        if sum(num_new) > self._pool.num_free - idle_hits:
+            return False
+        for found in hits:
+            self._pool.touch(found)
+        request.blocks = [found + self._take(count) for found, count in zip(hits, num_new)]
+        request.num_cached_blocks = [len(found) for found in hits]
+        request.num_computed_tokens = len(hits[0]) * self.block_sizes[0]
+        self._measure(request)
+        return True
+
+    def grow(self, request: Request, num_tokens: int) -> list[BlockAppend] | None:
+        """Make the tables cover `num_tokens` tokens; None, with nothing changed, if they cannot."""
+        if num_tokens <= request.block_capacity:
+            return []
+        missing = [
+            -(-num_tokens // size) - len(table)
+            for size, table in zip(self.block_sizes, request.blocks)
+        ]
+        if sum(missing) > self._pool.num_free:
+            return None
+        assert request.ref is not None
+        appends = []
+        for group, count in enumerate(missing):
+            if count <= 0:
+                continue
+            table = request.blocks[group]
+            taken = self._take(count)
+            appends.append(
+                BlockAppend(
+                    ref=request.ref, group=group, first=len(table), block_ids=block_ids(taken)
+                )
+            )
+            table += taken
+        self._measure(request)
+        return appends
+
+    def cache_blocks(self, request: Request, num_tokens: int) -> None:
+        """Let others find the full blocks among the first `num_tokens` tokens, whose KV exists."""
+        if not self._enable_caching:
+            return
+        self._extend_hashes(request, num_tokens)
+        for group, size in enumerate(self.block_sizes):
+            hashes = request.block_hashes[group]
+            first, last = request.num_cached_blocks[group], num_tokens // size
+            for i in range(first, last):
+                self._cache.insert(request.blocks[group][i], (group, hashes[i]))
+            request.num_cached_blocks[group] = max(first, last)
+        self._measure(request)
+
+    def release(self, request: Request) -> None:
+        """Take a request's blocks back. What is cached of them can still be hit."""
+        for table in request.blocks:
+            self._pool.release(reversed(table))
+        request.blocks = []
+        request.num_cached_blocks = []
+        request.block_capacity = 0
+
+    def release_distrusted(self, request: Request) -> None:
+        """As `release`, for a request that went wrong: its KV may be what is wrong.
+
+        Every unused block with the content of this request is forgotten, whoever computed it: an
+        earlier life of the request, or someone whose bad block this one hit. That costs a
+        recomputation at most, and heals the cache. A block in use stays: if it is bad its user
+        fails too, and the last one takes it along.
+        """
+        self.release(request)
+        for group, hashes in enumerate(request.block_hashes):
+            for block_hash in hashes:
+                for block in self._cache.get_all((group, block_hash)):
+                    if block.ref_count == 0:
+                        self._cache.remove(block)
+                        self._pool.move_to_front(block)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached content; False, with nothing changed, while any block is in use."""
+        if self.num_used:
+            return False
+        for block in self._cache.blocks():
+            self._cache.remove(block)
+        return True
+
+    def _find_hits(self, request: Request) -> list[list[Block]]:
+        """Per group the cached blocks of the longest common prefix."""
+        if not self._enable_caching:
+            return [[] for _ in self.block_sizes]
+        self._extend_hashes(request, request.num_tokens)
+        length = request.num_tokens - 1
+        found: list[list[Block]] = []
+        for group, size in enumerate(self.block_sizes):
+            hits: list[Block] = []
+            for block_hash in request.block_hashes[group][: length // size]:
+                block = self._cache.get((group, block_hash))
+                if block is None:
+                    break
+                hits.append(block)
+            length = min(length, len(hits) * size)
+            found.append(hits)
+        length -= length % self._hit_step
+        return [hits[: length // size] for hits, size in zip(found, self.block_sizes)]
+
+    def _take(self, num_blocks: int) -> list[Block]:
+        taken = self._pool.take(num_blocks)
+        for block in taken:
+            if block.key is not None:
+                self._cache.remove(block)
+        return taken
+
+    def _extend_hashes(self, request: Request, num_tokens: int) -> None:
+        """Hash the full blocks among the first `num_tokens` (known) tokens."""
+        if not request.block_hashes:
+            request.block_hashes = [[] for _ in self.block_sizes]
+        for hashes, size in zip(request.block_hashes, self.block_sizes):
+            for i in range(len(hashes), num_tokens // size):
+                start, end = i * size, (i + 1) * size
+                hashes.append(
+                    hash_block(
+                        hashes[-1] if hashes else ROOT_HASH,
+                        request.token_ids[start:end].tobytes(),
+                        _extra_keys(request, start),
+                    )
+                )
+
+    def _measure(self, request: Request) -> None:
+        """Refresh the two token counts that spare the hot path a walk over groups."""
+        request.block_capacity = min(
+            len(table) * size for table, size in zip(request.blocks, self.block_sizes)
+        )
+        request.next_cache_length = min(
+            (count + 1) * size for count, size in zip(request.num_cached_blocks, self.block_sizes)
+        )
+
+    def check(self, requests: Iterable[Request]) -> None:
+        """Raise IntegrityError unless pool, cache and the tables of `requests` agree."""
+        free = self._pool.free_blocks()
+        uses: Counter[int] = Counter()
+        for request in requests:
+            self._check_request(request)
+            uses.update(block.block_id for table in request.blocks for block in table)
+        for block in self._pool.blocks:
+            if block.ref_count != uses[block.block_id]:
+                raise IntegrityError(f"{block} stands in {uses[block.block_id]} block tables.")
+            if block.ref_count > 1 and block.key is None:
+                raise IntegrityError(f"{block} is shared, and its content is not known.")
+        if self._pool.null.ref_count or self._pool.null.key is not None:
+            raise IntegrityError("The null block is in use.")
+        if any(block.ref_count for block in free) or len(free) + len(uses) != self.num_usable:
+            raise IntegrityError(
+                f"{len(free)} free and {len(uses)} used blocks are not {self.num_usable}."
+            )
+        cached = {block.block_id for block in self._cache.blocks()}
+        if cached != {block.block_id for block in self._pool.blocks if block.key is not None}:
+            raise IntegrityError("The map of cached blocks and the blocks' keys differ.")
+
+    def _check_request(self, request: Request) -> None:
+        computed = min(request.num_confirmed_tokens, request.num_tokens)
+        for group, table in enumerate(request.blocks):
+            parent = ROOT_HASH
+            size = self.block_sizes[group]
+            for i, block in enumerate(table):
+                if (block.key is not None) != (i < request.num_cached_blocks[group]):
+                    raise IntegrityError(f"{request.request_id}: {block} is cached out of turn.")
+                if block.key is None:
+                    break
+                start, end = i * size, (i + 1) * size
+                if end > computed:
+                    raise IntegrityError(
+                        f"{request.request_id}: {block} is cached up to token {end}, "
+                        f"and only {computed} are computed."
+                    )
+                tokens = request.token_ids[start:end].tobytes()
+                parent = hash_block(parent, tokens, _extra_keys(request, start))
+                if block.key != (group, parent):
+                    raise IntegrityError(f"{request.request_id}: {block} holds other tokens.")
+
+
+def block_ids(blocks: Sequence[Block]) -> Int32Array:
+    """[num_blocks] int32."""
+    return np.array([block.block_id for block in blocks], dtype=np.int32)
+
+
+def _extra_keys(request: Request, start: int) -> list[bytes]:
+    """What besides tokens decides the content of the block that starts at token `start`."""
+    extras = []
+    if start == 0 and request.cache_salt is not None:
+        extras.append(extra_key("salt", request.cache_salt.encode()))
+    if request.adapter is not None:
+        extras.append(extra_key("adapter", request.adapter.encode()))
+    if request.prompt_embeds_digest is not None and start < request.prompt_len:
+        extras.append(extra_key("embeds", request.prompt_embeds_digest))
+    return extras

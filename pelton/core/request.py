@@ -1,0 +1,212 @@
+"""One request's state on the host."""
+
+from __future__ import annotations
+
+import enum
+import secrets
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from pelton.config.params import SamplingParams
+from pelton.core.kv.block_pool import Block
+from pelton.core.plan import Int32Array, SlotRef
+from pelton.errors import RequestError
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class RequestStatus(enum.Enum):
+    """WAITING: no row, no blocks (new, or preempted). RUNNING: a row, gets tokens. DRAINING: the
+    steps in flight yield all it may have; its row is given back, its blocks not yet."""
+
+    WAITING = enum.auto()
+    RUNNING = enum.auto()
+    DRAINING = enum.auto()
+    FINISHED = enum.auto()
+
+
+class Request:
+    """A request from `Scheduler.add` to its end.
+
+        0            num_confirmed   num_tokens                  num_tokens + num_placeholders
+        |-- prompt --|---- outputs ------|--- not known yet, in flight ---|
+
+    Args:
+        request_id: unique among unfinished requests.
+        prompt_token_ids: [prompt_len], int32 or integers that fit it.
+        priority: lower is served first, under policy "priority".
+        cache_salt: requests with different salts share no cached block.
+        adapter, prompt_embeds_digest: what else decides the keys and values, or None.
+        eos_token_ids: end the answer unless params.ignore_eos.
+        seed: of the noise if params.seed is None; drawn when absent. In [-2**63, 2**63).
+
+    Counts, in tokens:
+        num_tokens: known ones. prefill_len: those known at the last admission.
+        num_computed_tokens: whose KV launched steps have computed if every draft is accepted, so
+            an upper bound; num_confirmed_tokens: by steps whose result has arrived.
+        num_placeholders: outputs that launched steps may yield; num_in_flight_min: those that they
+            yield at least (one per sampling step).
+        num_cached_tokens: prompt tokens that the prefix cache provided at the first admission.
+        max_total_len: prompt and output together end here (set by the scheduler).
+
+    Raises RequestError if the ids are not integers.
+    """
+
+    __slots__ = (
+        "adapter",
+        "arrival",
+        "block_capacity",
+        "block_hashes",
+        "blocks",
+        "cache_salt",
+        "end_token_ids",
+        "eos_token_ids",
+        "error",
+        "finish_reason",
+        "key",
+        "max_total_len",
+        "next_cache_length",
+        "num_cached_blocks",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_confirmed_tokens",
+        "num_in_flight_min",
+        "num_placeholders",
+        "num_preemptions",
+        "num_tokens",
+        "params",
+        "prefill_len",
+        "priority",
+        "prompt_embeds_digest",
+        "prompt_len",
+        "ref",
+        "request_id",
+        "seed",
+        "status",
+        "stop_reason",
+        "token_ids",
+    )
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt_token_ids: Int32Array | Sequence[int],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        adapter: str | None = None,
+        prompt_embeds_digest: bytes | None = None,
+        eos_token_ids: tuple[int, ...] = (),
+        seed: int | None = None,
+    ) -> None:
+        self.request_id = request_id
+        self.params = params
+        self.priority = priority
+        self.cache_salt = cache_salt
+        self.adapter = adapter
+        self.prompt_embeds_digest = prompt_embeds_digest
+        self.eos_token_ids = eos_token_ids
+        if params.seed is not None:
+            self.seed = params.seed
+        else:
+            self.seed = seed if seed is not None else secrets.randbits(64) - 2**63
+        stop_token_ids = params.stop_token_ids or ()
+        self.end_token_ids = frozenset(
+            stop_token_ids if params.ignore_eos else (*eos_token_ids, *stop_token_ids)
+        )
+
+        self.token_ids = _as_token_ids(prompt_token_ids)
+        """[capacity] int32, of which the first num_tokens are known; those never change."""
+        self.prompt_len = len(self.token_ids)
+        self.num_tokens = self.prompt_len
+        self.prefill_len = 0
+        self.num_computed_tokens = 0
+        self.num_confirmed_tokens = 0
+        self.num_placeholders = 0
+        self.num_in_flight_min = 0
+        self.num_cached_tokens = 0
+        self.num_preemptions = 0
+        self.max_total_len = 0
+
+        self.arrival = 0
+        self.key: tuple[tuple[int, ...], int] = ((), 0)
+        """Place in the policy's order, lower first; unique, and kept over preemptions."""
+        self.status = RequestStatus.WAITING
+        self.ref: SlotRef | None = None
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | None = None
+        self.error: Exception | None = None
+
+        self.blocks: list[list[Block]] = []
+        """Block table of each KV group; empty while waiting."""
+        self.block_hashes: list[list[bytes]] = []
+        """Per KV group the hashes of full blocks of known tokens."""
+        self.num_cached_blocks: list[int] = []
+        """Per KV group how many blocks, from the first, are in the prefix cache."""
+        self.block_capacity = 0
+        self.next_cache_length = 0
+
+    @property
+    def num_output_tokens(self) -> int:
+        return self.num_tokens - self.prompt_len
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether the steps in flight yield all it may have. Only what is certain to come counts:
+        a draft may be rejected."""
+        return self.num_tokens + self.num_in_flight_min >= self.max_total_len
+
+    @property
+    def known_token_ids(self) -> Int32Array:
+        """[num_tokens] int32, read-only view."""
+        view = self.token_ids[: self.num_tokens]
+        view.flags.writeable = False
+        return view
+
+    @property
+    def output_token_ids(self) -> Int32Array:
+        """[num_output_tokens] int32, read-only view."""
+        return self.known_token_ids[self.prompt_len :]
+
+    def append(self, token: int) -> None:
+        """One more known token. Arrays that were given out before keep their content."""
+        if self.num_tokens == len(self.token_ids):
+            grown = np.empty(max(2 * self.num_tokens, 16), dtype=np.int32)
+            grown[: self.num_tokens] = self.token_ids
+            self.token_ids = grown
+        self.token_ids[self.num_tokens] = token
+        self.num_tokens += 1
+
+    def __repr__(self) -> str:
+        return (
+            f"Request({self.request_id!r}, {self.status.name}, tokens={self.num_tokens}, "
+            f"computed={self.num_computed_tokens})"
+        )
+
+
+def _as_token_ids(ids: Int32Array | Sequence[int]) -> Int32Array:
+    """A private int32 copy. Raises RequestError for what is no list of int32 numbers."""
+    try:
+        given = np.asarray(ids)
+    except (ValueError, OverflowError) as fault:
+        raise RequestError(
+            f"prompt_token_ids must be a list of integers: {fault}.", field="prompt_token_ids"
+        ) from fault
+    if given.size == 0 and given.ndim == 1:
+        return np.empty(0, dtype=np.int32)
+    if given.ndim != 1 or given.dtype.kind not in "iu":
+        raise RequestError(
+            f"prompt_token_ids must be a list of integers, got {given.dtype} of shape "
+            f"{given.shape}.",
+            field="prompt_token_ids",
+        )
+    limits = np.iinfo(np.int32)
+    for extreme in (int(given.min()), int(given.max())):
+        if not limits.min <= extreme <= limits.max:
+            raise RequestError(
+                f"prompt_token_ids must fit 32 bits, got {extreme}.", field="prompt_token_ids"
+            )
+    return given.astype(np.int32)

@@ -1,0 +1,654 @@
+"""What runs next.
+
+There are no phases: every request has known tokens, may have tokens in flight, and gets some of
+its uncomputed ones in each step. Rows are counted by what is scheduled; results arrive later, and
+one that belongs to a life that has ended (preempted, aborted) is recognised by its SlotRef and
+dropped: its tokens are computed again, and are the same, since the noise is stateless.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pelton.config.cache import CacheConfig
+from pelton.config.scheduler import SchedulerConfig
+from pelton.core.kv.manager import KVManager, block_ids
+from pelton.core.kv.spec import KVGroup
+from pelton.core.plan import (
+    ALL_MASKED,
+    BAD_TOKEN,
+    NAN_LOGITS,
+    OK,
+    BlockAppend,
+    Int32Array,
+    NewRow,
+    SlotRef,
+    StepPlan,
+    StepResult,
+)
+from pelton.core.policy import get_policy, insert, remove
+from pelton.core.request import FinishReason, Request, RequestStatus
+from pelton.core.stopping import check_stop
+from pelton.errors import ConfigError, IntegrityError, RequestError, RequestFailed
+
+_STATUS_TEXT = {
+    NAN_LOGITS: "the model's logits are not finite",
+    ALL_MASKED: "no token is legal",
+    BAD_TOKEN: "the sampled id is outside the vocabulary",
+}
+
+
+@dataclass(slots=True)
+class RequestUpdate:
+    """What one step's result changed for one request.
+
+    new_token_ids: [m] int32, delivered exactly once and in order; cut after a stopping token.
+    first_row, last_row: half-open range of the m tokens in the step's LogprobRows (empty without).
+    finish_reason: set when the request has ended; request.stop_reason and .error say more.
+    """
+
+    request: Request
+    new_token_ids: Int32Array
+    first_row: int
+    last_row: int
+    finish_reason: FinishReason | None
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStats:
+    """Gauges of now, and counts since the start.
+
+    num_running: requests with blocks, the draining ones included. kv_usage: share of the usable
+    blocks that requests hold. num_cache_queries / num_cache_hits: tokens looked up on admission,
+    and of these, tokens found. num_scheduled_tokens includes drafts and recomputed tokens.
+    """
+
+    num_running: int
+    num_waiting: int
+    kv_usage: float
+    num_steps: int
+    num_scheduled_tokens: int
+    num_generated_tokens: int
+    num_cache_queries: int
+    num_cache_hits: int
+    num_preemptions: int
+    num_errors: int
+
+
+class Scheduler:
+    """Gives rows, blocks and tokens to requests, and books what comes back.
+
+    Call order: `schedule` any number of times, `update` (or `fail_step`) once per plan, in the
+    plans' order; `add`, `abort` and `preempt` at any time in between.
+
+    Args:
+        config, cache: limits.
+        groups: from `group_layers`.
+        max_model_len: prompt and output of a request together, in tokens.
+        vocab_size: token ids are in [0, vocab_size).
+        num_speculative_tokens: K, drafts of a decoding row in each step.
+
+    Raises ConfigError for limits that cannot work.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        cache: CacheConfig,
+        groups: Sequence[KVGroup],
+        *,
+        max_model_len: int,
+        vocab_size: int,
+        num_speculative_tokens: int = 0,
+    ) -> None:
+        for name, value, least in (
+            ("max_num_seqs", config.max_num_seqs, 1),
+            ("max_num_batched_tokens", config.max_num_batched_tokens, 1),
+            ("long_prefill_token_threshold", config.long_prefill_token_threshold, 0),
+            ("max_model_len", max_model_len, 2),
+            ("vocab_size", vocab_size, 1),
+            ("num_speculative_tokens", num_speculative_tokens, 0),
+        ):
+            if value < least:
+                raise ConfigError(f"{name} must be at least {least}, got {value}.")
+        self._policy_key = get_policy(config.policy)
+        self._max_num_batched_tokens = config.max_num_batched_tokens
+        self._long_prefill = config.long_prefill_token_threshold or config.max_num_batched_tokens
+        self._max_num_seqs = config.max_num_seqs
+        self._max_model_len = max_model_len
+        self._vocab_size = vocab_size
+        self._num_drafts = num_speculative_tokens
+        self._kv = KVManager(
+            groups, cache.num_blocks, enable_prefix_caching=cache.enable_prefix_caching
+        )
+        # The last token of a sequence needs no KV. With this limit a request that is alone always
+        # gets the blocks that it wants: it ends with "length" before it outgrows the pool.
+        self._max_len = min(max_model_len, self._kv.max_tokens() + 1)
+
+        self._requests: dict[str, Request] = {}
+        self._by_ref: dict[SlotRef, Request] = {}
+        self._waiting: list[Request] = []
+        self._running: list[Request] = []
+        self._num_arrivals = 0
+
+        self._free_slots = list(reversed(range(self._max_num_seqs)))
+        self._generations = [0] * self._max_num_seqs
+        self._finished_refs: list[SlotRef] = []
+        self._preempted_refs: list[SlotRef] = []
+
+        self._in_flight: deque[StepPlan] = deque()
+        self._num_steps = 0
+        self._num_scheduled_tokens = 0
+        self._num_generated_tokens = 0
+        self._num_cache_queries = 0
+        self._num_cache_hits = 0
+        self._num_preemptions = 0
+        self._num_errors = 0
+
+    # Requests come and go.
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises RequestError, with nothing changed, if it can never run."""
+        self._validate(request)
+        max_tokens = request.params.max_tokens
+        request.max_total_len = self._max_len
+        if max_tokens is not None:
+            request.max_total_len = min(self._max_len, request.prompt_len + max_tokens)
+        request.arrival = self._num_arrivals
+        self._num_arrivals += 1
+        request.key = (self._policy_key(request), request.arrival)
+        self._requests[request.request_id] = request
+        insert(self._waiting, request)
+
+    def _validate(self, request: Request) -> None:
+        length = request.prompt_len
+        if request.request_id in self._requests:
+            raise RequestError(
+                f"request_id {request.request_id!r} is in use; choose another one.",
+                field="request_id",
+            )
+        if length == 0:
+            raise RequestError(
+                "prompt_token_ids must hold at least 1 token, got 0.", field="prompt_token_ids"
+            )
+        if length + 1 > self._max_model_len:
+            raise RequestError(
+                f"The prompt has {length} tokens; with max_model_len={self._max_model_len} it may "
+                f"have {self._max_model_len - 1}. Shorten it or raise max_model_len.",
+                field="prompt_token_ids",
+            )
+        needed = self._kv.num_blocks_for(length + 1)
+        if needed > self._kv.num_usable:
+            raise RequestError(
+                f"The prompt's {length} tokens and one output need {needed} KV blocks; the cache "
+                f"has {self._kv.num_usable} usable ones. Shorten it or enlarge the KV cache.",
+                field="prompt_token_ids",
+            )
+        for field, ids in (
+            ("prompt_token_ids", request.known_token_ids),
+            ("stop_token_ids", np.array(request.params.stop_token_ids or (), dtype=np.int64)),
+        ):
+            wrong = ids[(ids < 0) | (ids >= self._vocab_size)]
+            if len(wrong):
+                raise RequestError(
+                    f"{field} must be in [0, {self._vocab_size}), got {int(wrong[0])}.", field=field
+                )
+
+    def abort(self, request_id: str) -> bool:
+        """End a request wherever it is; False if it is unknown or has ended already."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return False
+        self._finish(request, "abort")
+        return True
+
+    def preempt(self, request_id: str) -> bool:
+        """Send a running request back to the queue; False if it is not running, or needs no further
+        step."""
+        request = self._requests.get(request_id)
+        if request is None or request.status is not RequestStatus.RUNNING:
+            return False
+        self._preempt(request)
+        return True
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached content; False, with nothing changed, while any block is in use."""
+        return self._kv.reset_prefix_cache()
+
+    # What is there.
+
+    def has_unfinished(self) -> bool:
+        return bool(self._requests)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that hold blocks: those with a row, and those that only await their tokens."""
+        return len(self._requests) - len(self._waiting)
+
+    @property
+    def num_in_flight(self) -> int:
+        """Plans whose result has not come."""
+        return len(self._in_flight)
+
+    @property
+    def stats(self) -> SchedulerStats:
+        return SchedulerStats(
+            num_running=self.num_running,
+            num_waiting=self.num_waiting,
+            kv_usage=self._kv.num_used / self._kv.num_usable,
+            num_steps=self._num_steps,
+            num_scheduled_tokens=self._num_scheduled_tokens,
+            num_generated_tokens=self._num_generated_tokens,
+            num_cache_queries=self._num_cache_queries,
+            num_cache_hits=self._num_cache_hits,
+            num_preemptions=self._num_preemptions,
+            num_errors=self._num_errors,
+        )
+
+    # The next step.
+
+    def schedule(self) -> StepPlan | None:
+        """The next step, or None when nothing can run now (then nothing is unfinished, or results
+        are in flight)."""
+        draft = _Draft(self._max_num_batched_tokens)
+        if not self._schedule_running(draft):
+            self._schedule_waiting(draft)
+        if not draft.requests:
+            return None
+        plan = draft.to_plan(self._num_steps, self._finished_refs, self._preempted_refs)
+        self._finished_refs, self._preempted_refs = [], []
+        self._num_steps += 1
+        self._num_scheduled_tokens += self._max_num_batched_tokens - draft.budget
+        self._in_flight.append(plan)
+        for request in draft.drained:
+            self._drain(request)
+        return plan
+
+    def _schedule_running(self, draft: _Draft) -> bool:
+        """Serve the running requests, best first; whether anyone was preempted.
+
+        Who must yield is the last of the list, so nobody who was served in this step ever has to.
+        """
+        running = self._running
+        preempted = False
+        index = 0
+        while index < len(running) and draft.budget > 0:
+            request = running[index]
+            computed = request.num_computed_tokens
+            want = request.num_tokens + request.num_placeholders - computed
+            if computed < request.prefill_len:
+                num_drafts = 0
+                count = min(want, self._long_prefill, draft.budget)
+                samples = count == want
+            else:
+                # Here one token is wanted, and drafts. The last possible token needs no KV, so no
+                # position from there on is of use. What is computed is an upper bound while drafts
+                # are in flight, so a row may have to wait here for their result.
+                room = self._max_len - 1 - computed
+                count = min(want + self._num_drafts, room, draft.budget)
+                if count <= 0:
+                    index += 1
+                    continue
+                num_drafts = count - want
+                samples = True
+            end = computed + count
+            if end > request.block_capacity:
+                appends = self._kv.grow(request, end)
+                while appends is None and self._make_room(request, index, len(draft.drained)):
+                    preempted = True
+                    appends = self._kv.grow(request, end)
+                if appends is None:
+                    if request.status is not RequestStatus.RUNNING:
+                        preempted = True
+                    else:
+                        index += 1
+                    continue
+                draft.block_appends += appends
+            draft.give(request, count, num_drafts, samples=samples)
+            index += 1
+        return preempted
+
+    def _make_room(self, request: Request, index: int, num_drained: int) -> bool:
+        """Preempt the worst running request; False if `request` itself must do without for now."""
+        victim = self._running[-1]
+        if victim is not request:
+            self._preempt(victim)
+            return True
+        if index > num_drained:
+            self._preempt(request)
+            return False
+        # Everyone else only waits for tokens in flight, and will leave blocks behind soon.
+        if num_drained == 0 and self.num_running == 1:
+            raise IntegrityError(f"{request} is alone and cannot get its blocks.")
+        return False
+
+    def _schedule_waiting(self, draft: _Draft) -> None:
+        """Admit waiting requests, best first, until one does not fit."""
+        while self._waiting and self._free_slots and draft.budget > 0:
+            request = self._waiting[0]
+            if not self._kv.admit(request):
+                return
+            del self._waiting[0]
+            num_hits = request.num_computed_tokens
+            request.status = RequestStatus.RUNNING
+            request.prefill_len = request.num_tokens
+            request.num_confirmed_tokens = num_hits
+            if request.num_preemptions == 0:
+                request.num_cached_tokens = num_hits
+            self._num_cache_queries += request.num_tokens
+            self._num_cache_hits += num_hits
+            slot = self._free_slots.pop()
+            self._generations[slot] += 1
+            request.ref = SlotRef(slot, self._generations[slot])
+            self._by_ref[request.ref] = request
+            insert(self._running, request)
+            draft.new_rows.append(
+                NewRow(
+                    ref=request.ref,
+                    request_id=request.request_id,
+                    token_ids=request.known_token_ids,
+                    prompt_len=request.prompt_len,
+                    num_computed_tokens=num_hits,
+                    block_ids=tuple(block_ids(table) for table in request.blocks),
+                    params=request.params,
+                    seed=request.seed,
+                    eos_token_ids=request.eos_token_ids,
+                )
+            )
+            want = request.num_tokens - num_hits
+            count = min(want, self._long_prefill, draft.budget)
+            draft.give(request, count, 0, samples=count == want)
+
+    # What comes back.
+
+    def update(self, plan: StepPlan, result: StepResult) -> list[RequestUpdate]:
+        """Book the result of the oldest plan in flight.
+
+        A row that failed, has a status other than OK, or holds ids that cannot be, ends its request
+        with "error" and nobody else's. Raises IntegrityError for a result out of turn.
+        """
+        if result.step != plan.step:
+            raise IntegrityError(f"Step {plan.step} was given the result of step {result.step}.")
+        self._take_from_flight(plan)
+        updates = []
+        rows = zip(
+            plan.refs,
+            plan.num_scheduled_tokens.tolist(),
+            plan.num_drafts.tolist(),
+            plan.samples.tolist(),
+            result.token_ids.tolist(),
+            result.num_sampled.tolist(),
+            result.status.tolist(),
+            strict=True,
+        )
+        first_rows: list[int] | None = None
+        if result.logprobs is not None:
+            first_rows = result.logprobs.offsets.tolist()
+        for row, (ref, count, num_drafts, samples, ids, num_sampled, status) in enumerate(rows):
+            request = self._by_ref.get(ref)
+            if request is None:
+                continue  # that life of the request is over
+            fault: Exception | None = result.failed.get(ref) if result.failed else None
+            if fault is None:
+                fault = self._find_fault(
+                    request, ids, num_sampled, status, 1 + num_drafts if samples else 0
+                )
+            if fault is not None:
+                updates.append(self._fail(request, fault))
+                continue
+            request.num_confirmed_tokens += count
+            if not samples:
+                if request.num_confirmed_tokens >= request.next_cache_length:
+                    self._kv.cache_blocks(request, request.num_confirmed_tokens)
+                continue
+            num_rejected = 1 + num_drafts - num_sampled
+            request.num_placeholders -= 1 + num_drafts
+            request.num_in_flight_min -= 1
+            request.num_computed_tokens -= num_rejected
+            request.num_confirmed_tokens -= num_rejected
+            first_row = first_rows[row] if first_rows is not None else 0
+            updates.append(
+                self._append(request, ids, num_sampled, first_row, first_rows is not None)
+            )
+        return updates
+
+    def _append(
+        self, request: Request, ids: list[int], num_sampled: int, first_row: int, has_rows: bool
+    ) -> RequestUpdate:
+        """Append a row's tokens up to one that stops the request."""
+        before = request.num_tokens
+        stop = None
+        for i in range(num_sampled):
+            request.append(ids[i])
+            stop = check_stop(request, ids[i])
+            if stop is not None:
+                break
+        after = request.num_tokens
+        self._num_generated_tokens += after - before
+        # Tokens cut off behind a stop have KV, but are not known tokens of this request.
+        confirmed = min(request.num_confirmed_tokens, after)
+        if confirmed >= request.next_cache_length:
+            self._kv.cache_blocks(request, confirmed)
+        if stop is not None:
+            request.stop_reason = stop.token
+            self._finish(request, stop.reason)
+        elif request.status is RequestStatus.RUNNING and request.is_drained:
+            self._drain(request)  # accepted drafts have brought the end within reach
+        return RequestUpdate(
+            request,
+            request.token_ids[before:after],
+            first_row,
+            first_row + (after - before) if has_rows else first_row,
+            request.finish_reason,
+        )
+
+    def _find_fault(
+        self, request: Request, ids: list[int], num_sampled: int, status: int, most: int
+    ) -> RequestFailed | None:
+        """What is wrong with a row that yields at most `most` tokens (0: none; else at least 1)."""
+        if status != OK:
+            text = _STATUS_TEXT.get(status, f"unknown status {status}")
+            return RequestFailed(f"Request {request.request_id!r} failed: {text}.")
+        if not min(most, 1) <= num_sampled <= most:
+            return RequestFailed(
+                f"Request {request.request_id!r} failed: {num_sampled} tokens came from a row "
+                f"that yields at most {most}."
+            )
+        for i in range(num_sampled):
+            if not 0 <= ids[i] < self._vocab_size:
+                return RequestFailed(
+                    f"Request {request.request_id!r} failed: token id {ids[i]} is outside "
+                    f"[0, {self._vocab_size})."
+                )
+        return None
+
+    def fail_step(self, plan: StepPlan, fault: Exception) -> list[RequestUpdate]:
+        """The oldest plan in flight could not be run: end every request in it with "error"."""
+        self._take_from_flight(plan)
+        requests = [self._by_ref[ref] for ref in plan.refs if ref in self._by_ref]
+        return [self._fail(request, fault) for request in requests]
+
+    def _take_from_flight(self, plan: StepPlan) -> None:
+        if not self._in_flight or self._in_flight[0].step != plan.step:
+            steps = [launched.step for launched in self._in_flight]
+            raise IntegrityError(f"The result of step {plan.step} is out of turn; due are {steps}.")
+        self._in_flight.popleft()
+
+    # Ends of lives.
+
+    def _fail(self, request: Request, fault: Exception) -> RequestUpdate:
+        request.error = fault
+        self._num_errors += 1
+        self._finish(request, "error")
+        return RequestUpdate(request, np.empty(0, dtype=np.int32), 0, 0, "error")
+
+    def _finish(self, request: Request, reason: FinishReason) -> None:
+        if request.status is RequestStatus.WAITING:
+            remove(self._waiting, request)
+        elif request.status is RequestStatus.RUNNING:
+            remove(self._running, request)
+            self._finished_refs.append(self._give_slot_back(request))
+        if request.ref is not None:
+            del self._by_ref[request.ref]
+            request.ref = None
+        if reason == "error":
+            self._kv.release_distrusted(request)
+        else:
+            self._kv.release(request)
+        request.status = RequestStatus.FINISHED
+        request.finish_reason = reason
+        del self._requests[request.request_id]
+
+    def _drain(self, request: Request) -> None:
+        """All its tokens are in flight: the row is free for the next step, the blocks once the
+        result has shown which of them can be cached."""
+        remove(self._running, request)
+        self._finished_refs.append(self._give_slot_back(request))
+        request.status = RequestStatus.DRAINING
+
+    def _preempt(self, request: Request) -> None:
+        """Back to the queue, in its old place. Its cached blocks can be hit when it returns."""
+        remove(self._running, request)
+        ref = self._give_slot_back(request)
+        self._preempted_refs.append(ref)
+        del self._by_ref[ref]
+        request.ref = None
+        self._kv.release(request)
+        request.num_computed_tokens = 0
+        request.num_confirmed_tokens = 0
+        request.num_placeholders = 0
+        request.num_in_flight_min = 0
+        request.num_preemptions += 1
+        self._num_preemptions += 1
+        request.status = RequestStatus.WAITING
+        insert(self._waiting, request)
+
+    def _give_slot_back(self, request: Request) -> SlotRef:
+        assert request.ref is not None
+        self._free_slots.append(request.ref.slot)
+        return request.ref
+
+    # Proof.
+
+    def check_integrity(self) -> None:
+        """Raise IntegrityError unless queues, rows, counts and blocks agree. Reads everything, so
+        it is for tests and idle moments."""
+        live = [r for r in self._requests.values() if r.status is not RequestStatus.WAITING]
+        running = [r for r in live if r.status is RequestStatus.RUNNING]
+        _check(len(live) + len(self._waiting) == len(self._requests), "a request is in no queue")
+        _check(sorted(running, key=lambda r: r.key) == self._running, "the running list is wrong")
+        _check(
+            sorted(self._waiting, key=lambda r: r.key) == self._waiting,
+            "the waiting list is not in order",
+        )
+        for request in self._waiting:
+            _check(request.ref is None and not request.blocks, f"{request} waits and holds")
+        _check(
+            {r.ref: r for r in live} == self._by_ref and len(self._by_ref) == len(live),
+            "rows and requests differ",
+        )
+        slots = sorted([*self._free_slots, *(r.ref.slot for r in running if r.ref is not None)])
+        _check(slots == list(range(self._max_num_seqs)), f"slots are lost or doubled: {slots}")
+        for request in live:
+            self._check_counts(request)
+        self._kv.check(live)
+
+    def _check_counts(self, request: Request) -> None:
+        """The counts of a live request equal those of its rows in flight."""
+        num_tokens = num_placeholders = num_steps = 0
+        for plan in self._in_flight:
+            for row, ref in enumerate(plan.refs):
+                if ref == request.ref:
+                    num_tokens += int(plan.num_scheduled_tokens[row])
+                    if plan.samples[row]:
+                        num_placeholders += 1 + int(plan.num_drafts[row])
+                        num_steps += 1
+        _check(
+            request.num_computed_tokens - request.num_confirmed_tokens == num_tokens
+            and request.num_placeholders == num_placeholders
+            and request.num_in_flight_min == num_steps,
+            f"{request} counts other tokens in flight than there are",
+        )
+        _check(
+            request.num_confirmed_tokens < request.num_tokens < request.max_total_len,
+            f"{request} is past its end",
+        )
+
+
+class _Draft:
+    """A step while it is put together."""
+
+    __slots__ = (
+        "block_appends",
+        "bounds",
+        "budget",
+        "counts",
+        "drained",
+        "new_rows",
+        "num_drafts",
+        "requests",
+        "samples",
+    )
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.requests: list[Request] = []
+        self.counts: list[int] = []
+        self.num_drafts: list[int] = []
+        self.bounds: list[int] = []
+        self.samples: list[bool] = []
+        self.new_rows: list[NewRow] = []
+        self.block_appends: list[BlockAppend] = []
+        self.drained: list[Request] = []
+
+    def give(self, request: Request, count: int, num_drafts: int, *, samples: bool) -> None:
+        """Schedule `count` tokens of a request; its counts advance as if all drafts will hold."""
+        self.requests.append(request)
+        self.counts.append(count)
+        self.num_drafts.append(num_drafts)
+        self.bounds.append(request.num_computed_tokens)
+        self.samples.append(samples)
+        self.budget -= count
+        request.num_computed_tokens += count
+        if samples:
+            request.num_placeholders += 1 + num_drafts
+            request.num_in_flight_min += 1
+            if request.is_drained:
+                self.drained.append(request)
+
+    def to_plan(self, step: int, finished: list[SlotRef], preempted: list[SlotRef]) -> StepPlan:
+        refs = [request.ref for request in self.requests if request.ref is not None]
+        counts = np.array(self.counts, dtype=np.int32)
+        num_drafts = np.array(self.num_drafts, dtype=np.int32)
+        bounds = np.array(self.bounds, dtype=np.int32)
+        samples = np.array(self.samples, dtype=np.bool_)
+        if (counts[1:] < counts[:-1]).any():
+            order = np.argsort(counts, kind="stable")
+            refs = [refs[i] for i in order.tolist()]
+            counts, num_drafts = counts[order], num_drafts[order]
+            bounds, samples = bounds[order], samples[order]
+        return StepPlan(
+            step=step,
+            refs=refs,
+            num_scheduled_tokens=counts,
+            num_drafts=num_drafts,
+            num_computed_bound=bounds,
+            samples=samples,
+            new_rows=self.new_rows,
+            block_appends=self.block_appends,
+            finished=sorted(finished),
+            preempted=sorted(preempted),
+        )
+
+
+def _check(holds: bool, text: str) -> None:
+    if not holds:
+        raise IntegrityError(f"Scheduler: {text}.")

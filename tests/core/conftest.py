@@ -1,0 +1,303 @@
+"""A toy engine around the scheduler: its device keeps real block contents, so that a wrong block, a
+lost token or a stale cache entry changes what it samples."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from pelton.config.cache import CacheConfig
+from pelton.config.params import SamplingParams
+from pelton.config.scheduler import SchedulerConfig
+from pelton.core.kv.spec import KVGroup
+from pelton.core.plan import OK, LogprobRows, SlotRef, StepPlan, StepResult
+from pelton.core.request import Request
+from pelton.core.scheduler import Scheduler
+
+VOCAB = 50
+
+
+def _code(token: int, position: int) -> int:
+    """What "computing" a token writes into its KV slot."""
+    return (token * 1_000_003 + position * 7_919 + 12_345) % (2**40)
+
+
+def _draw(total: int, seed: int) -> int:
+    return ((total * 6_364_136_223_846_793_005 + seed * 1_442_695_040_888_963_407) >> 33) % VOCAB
+
+
+def reference(request: Request, max_model_len: int) -> tuple[list[int], str]:
+    """Tokens and finish reason of a request that is alone."""
+    tokens = request.known_token_ids[: request.prompt_len].tolist()
+    total = sum(_code(token, i) for i, token in enumerate(tokens))
+    params, out = request.params, []
+    while True:
+        token = _draw(total, request.seed)
+        total += _code(token, len(tokens) + len(out))
+        out.append(token)
+        if len(out) >= params.min_tokens:
+            if not params.ignore_eos and token in request.eos_token_ids:
+                return out, "stop"
+            if token in params.stop_token_ids:
+                return out, "stop"
+        if len(out) == params.max_tokens or len(tokens) + len(out) == max_model_len:
+            return out, "length"
+
+
+@dataclass
+class _Row:
+    ref: SlotRef
+    request_id: str
+    tokens: list[int]
+    computed: int
+    tables: list[list[int]]
+    seed: int
+    prompt_len: int
+
+
+@dataclass
+class ToyDevice:
+    """Runs a plan at once; its engine delivers the result later."""
+
+    block_sizes: tuple[int, ...]
+    num_blocks: int
+    num_drafts: int
+    max_model_len: int
+    rng: random.Random
+    rows: dict[int, _Row] = field(default_factory=dict)
+    faults: dict[tuple[str, int], int] = field(default_factory=dict)
+    """(request id, index of the output) -> status."""
+
+    def __post_init__(self) -> None:
+        self.kv = [np.full((self.num_blocks, size), -7, np.int64) for size in self.block_sizes]
+
+    def run(self, plan: StepPlan) -> StepResult:
+        for ref in plan.finished + plan.preempted:
+            assert self.rows.pop(ref.slot).ref == ref
+        for new in plan.new_rows:
+            assert new.ref.slot not in self.rows
+            assert new.prompt_len <= new.prefill_len
+            assert 0 <= new.num_computed_tokens < new.prefill_len
+            for size, ids in zip(self.block_sizes, new.block_ids):
+                assert len(ids) == -(-new.prefill_len // size)
+            self.rows[new.ref.slot] = _Row(
+                new.ref,
+                new.request_id,
+                new.token_ids.tolist(),
+                new.num_computed_tokens,
+                [ids.tolist() for ids in new.block_ids],
+                new.seed,
+                new.prompt_len,
+            )
+        for append in plan.block_appends:
+            row = self.rows[append.ref.slot]
+            assert row.ref == append.ref
+            assert append.first == len(row.tables[append.group])
+            row.tables[append.group] += append.block_ids.tolist()
+        size = plan.num_rows
+        result = StepResult(
+            step=plan.step,
+            token_ids=np.full((size, 1 + self.num_drafts), -1, np.int32),
+            num_sampled=np.zeros(size, np.int32),
+            status=np.full(size, OK, np.int32),
+        )
+        offsets = [0]
+        for b, ref in enumerate(plan.refs):
+            row = self.rows[ref.slot]
+            assert row.ref == ref
+            count, drafts = int(plan.num_scheduled_tokens[b]), int(plan.num_drafts[b])
+            bound = int(plan.num_computed_bound[b])
+            assert row.computed <= bound
+            assert bound + count <= self.max_model_len - 1
+            if self.num_drafts == 0:
+                assert row.computed == bound
+            offsets.append(offsets[-1] + (1 + drafts if plan.samples[b] else 0))
+            if not plan.samples[b]:
+                assert drafts == 0
+                assert row.computed + count < len(row.tokens)
+                for position in range(row.computed, row.computed + count):
+                    self._write(row, position, row.tokens[position])
+                row.computed += count
+                continue
+            assert row.computed + count - drafts == len(row.tokens)
+            index = len(row.tokens) - row.prompt_len
+            for position in range(row.computed, len(row.tokens)):
+                self._write(row, position, row.tokens[position])
+            last = len(row.tokens) - 1
+            sampled = [self._sample(row, last)]
+            rejected = False
+            for j in range(drafts):
+                right = not rejected and self.rng.random() < 0.6
+                draft = sampled[-1] if right else (sampled[-1] + 1) % VOCAB
+                rejected = not right
+                self._write(row, last + 1 + j, draft)
+                if right:
+                    sampled.append(self._sample(row, last + 1 + j))
+            row.tokens += sampled
+            row.computed = len(row.tokens) - 1
+            result.token_ids[b, : len(sampled)] = sampled
+            result.num_sampled[b] = len(sampled)
+            for i in range(len(sampled)):
+                result.status[b] |= self.faults.get((row.request_id, index + i), OK)
+        size = offsets[-1]
+        result.logprobs = LogprobRows(
+            offsets=np.array(offsets, np.int32),
+            token_logprobs=np.zeros(size, np.float32),
+            ranks=np.ones(size, np.int32),
+            top_ids=np.zeros((size, 0), np.int32),
+            top_logprobs=np.zeros((size, 0), np.float32),
+        )
+        return result
+
+    def _write(self, row: _Row, position: int, token: int) -> None:
+        for kv, size, table in zip(self.kv, self.block_sizes, row.tables):
+            block = table[position // size]
+            assert block != 0
+            kv[block, position % size] = _code(token, position)
+
+    def _sample(self, row: _Row, position: int) -> int:
+        totals = {
+            int(kv[table].reshape(-1)[: position + 1].sum())
+            for kv, table in zip(self.kv, row.tables)
+        }
+        return _draw(totals.pop() if len(totals) == 1 else -1, row.seed)
+
+
+class ToyEngine:
+    """Scheduler and toy device, `depth` steps in flight, integrity checked after every call."""
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 16,
+        block_sizes: tuple[int, ...] = (4,),
+        rows: int = 4,
+        budget: int = 64,
+        policy: str = "fcfs",
+        depth: int = 2,
+        num_drafts: int = 0,
+        max_model_len: int = 60,
+        long_prefill: int = 0,
+        prefix_caching: bool = True,
+        seed: int = 0,
+    ) -> None:
+        self.rows, self.budget, self.depth = rows, budget, depth
+        self.num_drafts, self.max_model_len = num_drafts, max_model_len
+        groups = [
+            KVGroup(index=i, layers=(i,), block_size=size) for i, size in enumerate(block_sizes)
+        ]
+        self.scheduler = Scheduler(
+            SchedulerConfig(
+                max_num_seqs=rows,
+                max_num_batched_tokens=budget,
+                long_prefill_token_threshold=long_prefill,
+                policy=policy,
+                max_steps_in_flight=depth,
+            ),
+            CacheConfig(
+                block_size=block_sizes[0],
+                num_blocks=num_blocks,
+                dtype="float32",
+                enable_prefix_caching=prefix_caching,
+            ),
+            groups,
+            max_model_len=max_model_len,
+            vocab_size=VOCAB,
+            num_speculative_tokens=num_drafts,
+        )
+        self.device = ToyDevice(
+            block_sizes, num_blocks, num_drafts, max_model_len, random.Random(seed)
+        )
+        self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
+        self.plans: list[StepPlan] = []
+        self.requests: dict[str, Request] = {}
+        self.outputs: dict[str, list[int]] = {}
+        self.ended: dict[str, str] = {}
+
+    def add(self, request_id: str, prompt: list[int], **options) -> Request:
+        """Request options by name, everything else is a sampling parameter."""
+        names = ("priority", "cache_salt", "adapter", "prompt_embeds_digest", "eos_token_ids")
+        own = {name: options.pop(name) for name in names if name in options}
+        options.setdefault("seed", 7)
+        request = Request(request_id, prompt, SamplingParams(**options), **own)
+        self.scheduler.add(request)
+        self.requests[request_id] = request
+        self.outputs[request_id] = []
+        return request
+
+    def launch(self) -> StepPlan | None:
+        plan = self.scheduler.schedule()
+        self.scheduler.check_integrity()
+        if plan is None:
+            assert self.in_flight or not self.scheduler.has_unfinished(), "nothing will ever run"
+            return None
+        assert 0 < plan.num_rows <= self.rows
+        assert plan.num_tokens <= self.budget
+        counts = plan.num_scheduled_tokens
+        assert (counts >= 1).all()
+        assert (counts[1:] >= counts[:-1]).all()
+        assert (plan.num_drafts + plan.samples <= counts).all()
+        assert len({ref.slot for ref in plan.refs}) == plan.num_rows
+        assert plan.finished == sorted(plan.finished)
+        assert plan.preempted == sorted(plan.preempted)
+        self.plans.append(plan)
+        self.in_flight.append((plan, self.device.run(plan)))
+        return plan
+
+    def land(self):
+        plan, result = self.in_flight.popleft()
+        updates = self.scheduler.update(plan, result)
+        self.book(updates, result)
+        return updates
+
+    def book(self, updates, result: StepResult | None) -> None:
+        self.scheduler.check_integrity()
+        for update in updates:
+            request_id = update.request.request_id
+            assert request_id not in self.ended, "an update after the end"
+            assert update.new_token_ids.dtype == np.int32
+            assert len(update.new_token_ids) or update.finish_reason == "error"
+            assert update.last_row - update.first_row == len(update.new_token_ids)
+            if result is not None and result.logprobs is not None:
+                assert update.last_row <= result.logprobs.offsets[-1]
+            self.outputs[request_id] += update.new_token_ids.tolist()
+            if update.finish_reason is not None:
+                self.ended[request_id] = update.finish_reason
+
+    def tick(self) -> None:
+        """What an engine loop does once: keep the pipeline full, else take the oldest result."""
+        if (len(self.in_flight) >= self.depth or self.launch() is None) and self.in_flight:
+            self.land()
+
+    def drain(self, max_ticks: int = 5_000) -> None:
+        """Until everything has ended and nothing is in flight."""
+        for _ in range(max_ticks):
+            if not self.scheduler.has_unfinished():
+                break
+            self.tick()
+        assert not self.scheduler.has_unfinished(), "not finished in time"
+        while self.in_flight:
+            self.land()
+
+    def run(self, max_ticks: int = 5_000) -> None:
+        """Until everything has ended; then nothing may be left."""
+        self.drain(max_ticks)
+        assert self.scheduler.num_running == self.scheduler.num_waiting == 0
+        assert self.scheduler.stats.kv_usage == 0.0
+        assert self.scheduler.reset_prefix_cache()
+        self.scheduler.check_integrity()
+
+    def assert_like_reference(self, *request_ids: str) -> None:
+        for request_id in request_ids or self.requests:
+            tokens, reason = reference(self.requests[request_id], self.max_model_len)
+            assert self.outputs[request_id] == tokens, request_id
+            assert self.ended[request_id] == reason, request_id
+
+
+@pytest.fixture(scope="session")
+def toy_engine() -> type[ToyEngine]:
+    return ToyEngine
