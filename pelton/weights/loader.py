@@ -1,0 +1,183 @@
+"""Fill parameters from a source, and prove that nothing is missing, left over or filled twice."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from pelton.checkpoint.name_map import NameMap, NameRules, Rule
+from pelton.errors import CheckpointError
+from pelton.layers.parameter import Parameter, PartName
+from pelton.weights.source import WeightSource
+
+# Large tensors are converted in runs of rows of about this many elements, so that the float32
+# values between file and parameter stay in the CPU's cache and need no memory of their own.
+_CHUNK = 512 * 1024
+_SHOWN = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadReport:
+    """num_tensors: read into parameters. num_bytes: of the parameters they filled, on this rank.
+    dropped: tensors of the checkpoint that were left out on purpose."""
+
+    num_tensors: int
+    num_bytes: int
+    dropped: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """One tensor of the source, and the part that it fills."""
+
+    source: str
+    target: str
+    part: PartName
+    unpermute: bool
+
+
+class _Problems:
+    """What is wrong, by kind, so that one error tells all."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, list[str]] = {}
+
+    def add(self, kind: str, what: str) -> None:
+        self._found.setdefault(kind, []).append(what)
+
+    def raise_any(self) -> None:
+        if not self._found:
+            return
+        lines = []
+        for kind, items in self._found.items():
+            more = f", and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
+            lines.append(f"{len(items)} {kind}: {', '.join(items[:_SHOWN])}{more}")
+        raise CheckpointError("The weights do not fit the model. " + "; ".join(lines) + ".")
+
+
+def _part_name(target: str, part: PartName) -> str:
+    return target if part is None else f"{target} ({part})"
+
+
+def load_weights(
+    parameters: Mapping[str, Parameter],
+    source: WeightSource,
+    rules: NameRules,
+    *,
+    head_dim: int,
+) -> LoadReport:
+    """Copy this rank's share of every tensor into its parameter, converting to its dtype.
+
+    rules: how the source's names map to the keys of `parameters`. head_dim: rows of one head, for
+    the "unpermute" transform. Every part of every parameter must end as loaded, initialised or
+    replaced (see Parameter.filled), and every tensor of the source must have been read or dropped
+    on purpose; otherwise CheckpointError lists the missing, unexpected, mis-shaped and
+    doubly loaded ones, before the first weight is read.
+    """
+    copies, dropped = _plan(parameters, source, rules)
+    for copy in copies:
+        parameter = parameters[copy.target]
+        _fill(parameter, copy, source, head_dim)
+        parameter.mark(copy.part, "loaded")
+    return LoadReport(
+        num_tensors=len(copies),
+        num_bytes=sum(parameters[copy.target].part_tensor(copy.part).nbytes for copy in copies),
+        dropped=tuple(dropped),
+    )
+
+
+def _plan(
+    parameters: Mapping[str, Parameter], source: WeightSource, rules: NameRules
+) -> tuple[list[_Copy], list[str]]:
+    """What to copy and what to drop; from names and shapes alone."""
+    name_map, problems = NameMap(rules), _Problems()
+    names = source.names()
+    copies: dict[tuple[str, PartName], _Copy] = {}
+    dropped: list[str] = []
+    for name in names:
+        match = name_map.match(name)
+        if match is None:
+            problems.add("unexpected", name)
+            continue
+        rule, target = match
+        if rule is None or target is None:
+            dropped.append(name)
+        elif target not in parameters and rule.tied_to is not None:
+            if not _same(source, name, rule.tied_to):
+                problems.add("unlike the tensor it is tied to", f"{name} and {rule.tied_to}")
+            dropped.append(name)
+        else:
+            _plan_one(parameters, source, name, rule, target, copies, problems)
+    for target, parameter in parameters.items():
+        for part in parameter.parts:
+            if part not in parameter.filled and (target, part) not in copies:
+                problems.add("missing", _part_name(target, part))
+    problems.raise_any()
+    return list(copies.values()), dropped
+
+
+def _plan_one(
+    parameters: Mapping[str, Parameter],
+    source: WeightSource,
+    name: str,
+    rule: Rule,
+    target: str,
+    copies: dict[tuple[str, PartName], _Copy],
+    problems: _Problems,
+) -> None:
+    parameter = parameters.get(target)
+    if parameter is None or rule.part not in parameter.parts:
+        problems.add("unexpected", name)
+        return
+    key = target, rule.part
+    if key in copies:
+        problems.add("loaded twice", f"{_part_name(*key)} from {copies[key].source} and {name}")
+        return
+    if rule.part in parameter.filled:
+        how = parameter.filled[rule.part]
+        problems.add("loaded twice", f"{_part_name(*key)} from {name}, but it is {how} already")
+        return
+    wanted, given = parameter.parts[rule.part].source_shape, source.shape(name)
+    if given != wanted:
+        problems.add("of the wrong shape", f"{name} (file {given}, model {wanted})")
+    copies[key] = _Copy(name, target, rule.part, rule.transform == "unpermute")
+
+
+def _same(source: WeightSource, name: str, other: str) -> bool:
+    if other not in source.names() or source.shape(name) != source.shape(other):
+        return False
+    rows = source.shape(name)[0]
+    return torch.equal(source.read(name, 0, 0, rows), source.read(other, 0, 0, rows))
+
+
+def _fill(parameter: Parameter, copy: _Copy, source: WeightSource, head_dim: int) -> None:
+    part, out = parameter.parts[copy.part], parameter.part_tensor(copy.part)
+    if part.size == 0:
+        return
+    if part.dim != 0:
+        out.copy_(source.read(copy.source, part.dim, part.start, part.size))
+        return
+    unit = head_dim if copy.unpermute else 1
+    assert part.start % unit == 0, "a cut inside a head"
+    assert part.size % unit == 0, "a cut inside a head"
+    row = math.prod(part.source_shape[1:])
+    step = max(_CHUNK // max(row * unit, 1), 1) * unit
+    for first in range(0, part.size, step):
+        rows = min(step, part.size - first)
+        values = source.read(copy.source, 0, part.start + first, rows)
+        if copy.unpermute:
+            values = _unpermute(values, head_dim)
+        out.narrow(0, first, rows).copy_(values)
+
+
+def _unpermute(values: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """[heads * (head_dim / 2, 2), ...] -> [heads * (2, head_dim / 2), ...].
+
+    Llama's GGUF files store each head's rows as pairs that rotate together (the interleaved RoPE of
+    ggml's "norm" type); the model rotates row j with row j + head_dim / 2.
+    """
+    pairs = values.view(-1, head_dim // 2, 2, *values.shape[1:])
+    return pairs.transpose(1, 2).reshape(values.shape)
