@@ -1,0 +1,44 @@
+"""The least that a step must do: bytes to read, operations to carry out."""
+
+from __future__ import annotations
+
+from pelton.config.model import ModelConfig
+
+ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def _layer_elements(c: ModelConfig) -> int:
+    attention = (2 * c.num_heads + 2 * c.num_kv_heads) * c.head_dim * c.hidden_size
+    return attention + 3 * c.hidden_size * c.intermediate_size
+
+
+def weight_bytes(config: ModelConfig, dtype: str) -> int:
+    """Bytes of weights that one decode step reads: every product's matrix once, the head included
+    and the embedding's few rows not."""
+    head = config.vocab_size * config.hidden_size
+    return (config.num_layers * _layer_elements(config) + head) * ELEMENT_BYTES[dtype]
+
+
+def kv_bytes(config: ModelConfig, dtype: str, num_tokens: int) -> int:
+    """Bytes of keys and values of `num_tokens` tokens, over all layers."""
+    per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim
+    return num_tokens * per_token * ELEMENT_BYTES[dtype]
+
+
+def decode_bytes(
+    config: ModelConfig, dtype: str, *, batch_size: int, input_len: int, output_len: int
+) -> float:
+    """Bytes read by the average decode step of rows that grow from input_len by output_len tokens:
+    steps attend to input_len + 1 .. input_len + output_len - 1 tokens."""
+    mean_len = input_len + output_len / 2
+    return weight_bytes(config, dtype) + batch_size * mean_len * kv_bytes(config, dtype, 1)
+
+
+def prefill_flops(config: ModelConfig, *, batch_size: int, input_len: int) -> float:
+    """Operations (a multiply-add counts two) of a prefill: products of all tokens, causal
+    attention, and the head for each row's last token."""
+    products = 2 * config.num_layers * _layer_elements(config) * input_len
+    pairs = input_len * (input_len + 1) / 2
+    attention = 4 * config.num_layers * config.num_heads * config.head_dim * pairs
+    head = 2 * config.vocab_size * config.hidden_size
+    return batch_size * (products + attention + head)

@@ -1,0 +1,56 @@
+"""`pelton bench latency|throughput`: flags here, measuring in pelton/bench."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from pelton.bench.options import LatencyOptions, ThroughputOptions
+from pelton.cli.flags import Parser, add_fields, did_you_mean, field_names, given
+from pelton.cli.generate import ENGINE_FIELDS, add_model
+from pelton.config.engine import EngineArgs
+
+# name -> (options, "module:function" of (EngineArgs, options), summary)
+KINDS: dict[str, tuple[type[Any], str, str]] = {
+    "latency": (LatencyOptions, "pelton.bench.latency:run", "one batch: prefill and decode time"),
+    "throughput": (ThroughputOptions, "pelton.bench.throughput:run", "many requests: tokens/s"),
+}
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Flags of `pelton bench KIND`; exits on a wrong one."""
+    kind = argv[0] if argv else ""
+    if kind not in KINDS:
+        rows = "\n".join(f"  {name:10}  {text}" for name, (_, _, text) in KINDS.items())
+        usage = f"usage: pelton bench KIND [MODEL] ...\n\nkinds:\n{rows}"
+        if kind in ("-h", "--help"):
+            print(usage)
+            sys.exit(0)
+        hint = did_you_mean(kind, KINDS) or f"; there are: {', '.join(KINDS)}"
+        print(f"pelton bench: unknown kind {kind!r}{hint}" if kind else usage, file=sys.stderr)
+        sys.exit(2)
+    options_type, _, text = KINDS[kind]
+    parser = Parser(
+        prog=f"pelton bench {kind}",
+        description=f"Measures {text}. Random token ids, greedy, ends ignored; the prefix cache is "
+        "off unless --enable-prefix-caching.",
+    )
+    add_model(parser)
+    add_fields(parser, kind, options_type, field_names(options_type))
+    add_fields(parser, "engine", EngineArgs, ENGINE_FIELDS)
+    options = parser.parse(argv[1:])
+    options.kind = kind
+    return options
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measures, prints, and writes the result file if one is named."""
+    options_type, target, _ = KINDS[options.kind]
+    chosen = options_type(**given(options, field_names(options_type)))
+    engine = {"enable_prefix_caching": False, **given(options, ["model", *ENGINE_FIELDS])}
+    module, function = target.split(":")
+    getattr(importlib.import_module(module), function)(EngineArgs(**engine), chosen)
+    return 0

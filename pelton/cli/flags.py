@@ -1,0 +1,159 @@
+"""Command-line flags made from the fields of a dataclass, so that each name exists once.
+
+`max_model_len: int | None` becomes `--max-model-len N`, a bool becomes `--x / --no-x`, a dict takes
+JSON, a list may be repeated. Help comes from the class's docstring (lines "name: text"). A flag
+that is not given is left out of the result, so defaults also exist once: in the dataclass.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import inspect
+import json
+import re
+import sys
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NoReturn
+
+_ENTRY = re.compile(r"^(\w+(?: / \w+)*): (.*)$")
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse that answers a mistake with one sentence, and knows what was probably meant.
+
+    Exits with status 2 on a wrong flag or value, 0 after --help.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        # Abbreviations would make every new flag a possible break of somebody's script.
+        super().__init__(allow_abbrev=False, **kwargs)
+
+    def error(self, message: str) -> NoReturn:
+        end = "" if message.endswith((".", "?")) else "."
+        print(f"{self.prog}: {message}{end} See {self.prog} --help.", file=sys.stderr)
+        sys.exit(2)
+
+    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
+        """Like parse_args, with a suggestion for an unknown flag."""
+        options, unknown = self.parse_known_args(argv)
+        if not unknown:
+            return options
+        word = unknown[0].split("=")[0]
+        if not word.startswith("-"):
+            self.error(f"unexpected argument {word!r}")
+        if word == "--model":
+            self.error("the model is given without a flag, as in `pelton generate MODEL`")
+        self.error(f"unknown flag {word}{did_you_mean(word, self._option_string_actions)}")
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The end of a sentence: "; did you mean X?", or nothing if no word of `known` is near."""
+    close = difflib.get_close_matches(word.replace("_", "-"), list(known), n=1, cutoff=0.6)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def field_names(kind: type) -> list[str]:
+    """Names of the fields of a dataclass, in order."""
+    return [field.name for field in dataclasses.fields(kind)]
+
+
+def add_fields(
+    parser: Parser,
+    title: str,
+    kind: type,
+    names: Sequence[str],
+    defaults: Mapping[str, Any] | None = None,
+) -> None:
+    """Adds a flag for each of the fields `names` of the dataclass `kind`, under the heading
+    `title`. The help tells the `defaults`: the dataclass's, if they are not given."""
+    group = parser.add_argument_group(title)
+    hints = typing.get_type_hints(kind)
+    texts = _field_texts(kind)
+    if defaults is None:
+        defaults = {field.name: field.default for field in dataclasses.fields(kind)}
+    for name in names:
+        text = texts.get(name, "").replace("%", "%%")
+        default = defaults.get(name)
+        if default is not None and default is not dataclasses.MISSING:
+            text = f"{text} (default: {default})".strip()
+        group.add_argument(
+            "--" + name.replace("_", "-"),
+            dest=name,
+            default=argparse.SUPPRESS,
+            help=text,
+            **_action(hints[name]),
+        )
+
+
+def given(options: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
+    """The values among `names` that the user gave."""
+    return {name: getattr(options, name) for name in names if hasattr(options, name)}
+
+
+def _action(hint: Any) -> dict[str, Any]:
+    """What argparse must know of a field's type."""
+    is_union = isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
+    members = [m for m in typing.get_args(hint) if m is not type(None)] if is_union else [hint]
+    for member in members:
+        if typing.get_origin(member) is list:
+            return {"action": "append", **_action(typing.get_args(member)[0])}
+    (member,) = members
+    if member is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    if typing.get_origin(member) is dict:
+        return {"type": _json_object, "metavar": "JSON"}
+    converter, metavar = _CONVERTERS[member]
+    return {"type": converter, "metavar": metavar}
+
+
+def _integer(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be an integer, got {text!r}") from None
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a number, got {text!r}") from None
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"must be a JSON object, but {error}") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"must be a JSON object, got {text!r}")
+    return value
+
+
+_CONVERTERS: dict[Any, tuple[Callable[[str], Any], str]] = {
+    int: (_integer, "N"),
+    float: (_number, "X"),
+    str: (str, "TEXT"),
+}
+
+
+def _field_texts(kind: type) -> dict[str, str]:
+    """Field name -> its words in the docstrings of the class and its bases: "name: text" or
+    "one / two: text", with following indented lines."""
+    texts: dict[str, str] = {}
+    current: list[str] = []
+    docstrings = [inspect.cleandoc(base.__doc__ or "") for base in reversed(kind.__mro__[:-1])]
+    for line in "\n\n".join(docstrings).splitlines():
+        if entry := _ENTRY.match(line):
+            current = entry[1].split(" / ")
+            texts.update(dict.fromkeys(current, entry[2]))
+        elif line.startswith(" "):
+            for name in current:
+                texts[name] += " " + line.strip()
+        else:
+            current = []
+    return texts

@@ -1,0 +1,179 @@
+"""`pelton generate`: prompts in, text (or one JSON object per prompt) out."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import math
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pelton.cli.flags import Parser, add_fields, field_names, given
+from pelton.config.engine import EngineArgs
+from pelton.config.params import SamplingParams
+from pelton.errors import RequestError
+
+ENGINE_FIELDS = [name for name in field_names(EngineArgs) if name != "model"]
+SAMPLING_FIELDS = [
+    "max_tokens",
+    "min_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "logprobs",
+]
+DEFAULT_MAX_TOKENS = 128
+
+# The engine has a `seed` of its own; on this command the word means the request's.
+_ENGINE_FLAGS = [name for name in ENGINE_FIELDS if name != "seed"]
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Flags of the command; exits on a wrong one."""
+    parser = Parser(prog="pelton generate", description="Continues prompts with a model.")
+    add_model(parser)
+    parser.add_argument(
+        "--prompt",
+        action="append",
+        required=True,
+        metavar="TEXT",
+        help="text to continue; may be repeated; - reads one prompt from standard input",
+    )
+    parser.add_argument(
+        "--chat", action="store_true", help="each prompt is a user's message in the chat template"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="one JSON object per prompt on standard output"
+    )
+    add_fields(
+        parser,
+        "sampling (what is not given, the checkpoint's generation_config decides)",
+        SamplingParams,
+        SAMPLING_FIELDS,
+        defaults={"max_tokens": DEFAULT_MAX_TOKENS},
+    )
+    add_fields(parser, "engine", EngineArgs, _ENGINE_FLAGS)
+    return parser.parse(argv)
+
+
+def add_model(parser: Parser) -> None:
+    """The arguments that every command with an engine has."""
+    parser.add_argument(
+        "model",
+        nargs="?",
+        default=argparse.SUPPRESS,
+        metavar="MODEL",
+        help="folder, GGUF file or hub id; the embedded model if left out",
+    )
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Generates and prints; 1 or 2 if a request failed (ours or the user's fault)."""
+    prompts = [_read_prompt(text) for text in options.prompt]
+    sampling = {"max_tokens": DEFAULT_MAX_TOKENS, **given(options, SAMPLING_FIELDS)}
+    SamplingParams(**sampling)  # a wrong value is refused before seconds go into loading
+
+    begin = time.perf_counter()
+    # By name, because an import would make torch a part of this module.
+    llm = importlib.import_module("pelton.engine.llm").LLM(
+        **given(options, ["model", *_ENGINE_FLAGS])
+    )
+    loaded = time.perf_counter()
+    params = SamplingParams(**{**llm.config.generation.sampling, **sampling})
+    show_bar = len(prompts) > 1 and sys.stderr.isatty()
+    if options.chat:
+        conversations = [[{"role": "user", "content": prompt}] for prompt in prompts]
+        outputs = llm.chat(conversations, params, use_tqdm=show_bar)
+    else:
+        outputs = llm.generate(prompts, params, use_tqdm=show_bar)
+    end = time.perf_counter()
+
+    for number, output in enumerate(outputs, start=1):
+        if options.json:
+            print(json.dumps(output_json(output), ensure_ascii=False, allow_nan=False))
+        elif not output.error:
+            heading = f"[{number}] " if len(outputs) > 1 else ""
+            print(heading + output.outputs[0].text)
+    num_prompt_tokens = sum(len(output.prompt_token_ids) for output in outputs)
+    num_tokens = sum(len(c.token_ids) for output in outputs for c in output.outputs)
+    seconds = end - loaded
+    sys.stdout.flush()
+    print(
+        f"{num_tokens} tokens after {num_prompt_tokens} of prompt in {seconds:.2f} s: "
+        f"{num_tokens / seconds:.1f} tokens/s (engine ready in {loaded - begin:.2f} s)",
+        file=sys.stderr,
+    )
+    return _report_errors(outputs)
+
+
+def _report_errors(outputs: Sequence[Any]) -> int:
+    code = 0
+    for number, output in enumerate(outputs, start=1):
+        if output.error:
+            print(f"pelton generate: prompt {number}: {output.error}", file=sys.stderr)
+            code = max(code, 2 if isinstance(output.error, RequestError) else 1)
+    return code
+
+
+def _read_prompt(text: str) -> str:
+    if text != "-":
+        return text
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise RequestError(
+            f"prompt from standard input must be text in {error.encoding}, but {error.reason} at "
+            f"byte {error.start}.",
+            field="prompt",
+        ) from None
+
+
+def output_json(output: Any) -> dict[str, Any]:
+    """A RequestOutput as JSON-ready data, with vLLM's names. Numbers that JSON lacks (-inf as a
+    masked token's log-probability) become null."""
+    completions = [
+        {
+            "index": completion.index,
+            "text": completion.text,
+            "token_ids": _plain(completion.token_ids),
+            "cumulative_logprob": _plain(completion.cumulative_logprob),
+            "logprobs": _plain(completion.logprobs),
+            "finish_reason": completion.finish_reason,
+            "stop_reason": completion.stop_reason,
+        }
+        for completion in output.outputs
+    ]
+    return {
+        "request_id": output.request_id,
+        "prompt": output.prompt,
+        "prompt_token_ids": _plain(output.prompt_token_ids),
+        "outputs": completions,
+        "finished": output.finished,
+        "num_cached_tokens": output.num_cached_tokens,
+        "error": str(output.error) if output.error else None,
+    }
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)) and not hasattr(value, "_asdict"):
+        return [_plain(item) for item in value]
+    if hasattr(value, "tolist"):  # numpy's arrays and scalars
+        return _plain(value.tolist())
+    if hasattr(value, "_asdict"):
+        return _plain(value._asdict())
+    return {name: _plain(getattr(value, name)) for name in field_names(type(value))}

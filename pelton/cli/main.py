@@ -1,0 +1,75 @@
+"""The `pelton` command: finds the subcommand, and turns exceptions into sentences and exit codes.
+
+Exit codes: 0 done; 1 the engine failed; 2 the user asked for something impossible; 130 Ctrl-C.
+Loads nothing heavy: torch costs seconds, and `pelton --help` must answer at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+import pelton
+from pelton.cli.flags import did_you_mean
+from pelton.errors import ConfigError, PeltonError, RequestError
+
+# name -> (module with parse(argv) and run(options), summary)
+COMMANDS = {
+    "generate": ("pelton.cli.generate", "continue prompts, once"),
+    "bench": ("pelton.cli.bench", "measure latency or throughput on this machine"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs `pelton ARGV...` (default: the process's arguments) and returns its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help"):
+        print(_usage(), file=sys.stdout if words else sys.stderr)
+        return 0 if words else 2
+    if words[0] == "--version":
+        print(f"pelton {pelton.__version__}")
+        return 0
+    if words[0] not in COMMANDS:
+        hint = did_you_mean(words[0], COMMANDS) or f"; there are: {', '.join(COMMANDS)}"
+        print(f"pelton: unknown command {words[0]!r}{hint.rstrip('.')}", file=sys.stderr)
+        return 2
+    return _run(COMMANDS[words[0]][0], words[1:])
+
+
+def _run(module_name: str, argv: Sequence[str]) -> int:
+    module = importlib.import_module(module_name)
+    options = module.parse(argv)
+    try:
+        return int(module.run(options))
+    except KeyboardInterrupt:
+        print("pelton: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader of our output left (`| head`); Python would complain once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        if options.debug:
+            traceback.print_exc()
+        is_users = isinstance(error, (ConfigError, RequestError))
+        kind = "" if isinstance(error, PeltonError) else f"{type(error).__name__}: "
+        hint = "" if is_users or options.debug else " (--debug shows where)"
+        print(f"pelton: {kind}{error}{hint}", file=sys.stderr)
+        return 2 if is_users else 1
+
+
+def _usage() -> str:
+    width = max(map(len, COMMANDS))
+    rows = "\n".join(f"  {name:{width}}  {text}" for name, (_, text) in COMMANDS.items())
+    return (
+        "usage: pelton COMMAND ...\n\n"
+        f"{pelton.__doc__}\n\ncommands:\n{rows}\n\n"
+        "`pelton COMMAND --help` lists a command's flags; `pelton --version` prints the version."
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,186 @@
+"""`pelton generate` with a stub in the engine's place."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import sys
+import types
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pelton.cli.main import main
+from pelton.config.params import SamplingParams
+from pelton.errors import ConfigError, RequestError
+
+
+@dataclass
+class Logprob:
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+class StubLLM:
+    """Answers each prompt with its upper case, and an error for the prompt "bad"."""
+
+    made: list[StubLLM]
+
+    def __init__(self, **args: Any) -> None:
+        if args.get("max_model_len") == 1:
+            raise ConfigError("max_model_len must be at least 2, got 1.")
+        self.args = args
+        self.calls: list[tuple[str, Any, SamplingParams]] = []
+        self.config = types.SimpleNamespace(
+            generation=types.SimpleNamespace(sampling={"temperature": 0.25, "top_p": 0.5})
+        )
+        StubLLM.made.append(self)
+
+    def generate(self, prompts: list[str], params: SamplingParams, use_tqdm: bool) -> list[Any]:
+        self.calls.append(("generate", prompts, params))
+        return [self._answer(i, prompt) for i, prompt in enumerate(prompts)]
+
+    def chat(self, messages: list[Any], params: SamplingParams, use_tqdm: bool) -> list[Any]:
+        self.calls.append(("chat", messages, params))
+        return [self._answer(i, talk[-1]["content"]) for i, talk in enumerate(messages)]
+
+    def _answer(self, index: int, prompt: str) -> Any:
+        completion = types.SimpleNamespace(
+            index=0,
+            text=prompt.upper(),
+            token_ids=[1, 2],
+            cumulative_logprob=np.float32(-0.5),
+            logprobs=[{7: Logprob(-math.inf, 1, "é")}],
+            finish_reason="stop",
+            stop_reason=None,
+        )
+        return types.SimpleNamespace(
+            request_id=str(index),
+            prompt=prompt,
+            prompt_token_ids=np.asarray([3, 4], np.int32),
+            outputs=[] if prompt == "bad" else [completion],
+            finished=True,
+            num_cached_tokens=0,
+            error=RequestError("prompt is bad.", field="prompt") if prompt == "bad" else None,
+        )
+
+
+@pytest.fixture(autouse=True)
+def stub(monkeypatch: pytest.MonkeyPatch) -> type[StubLLM]:
+    StubLLM.made = []
+    module = types.ModuleType("pelton.engine.llm")
+    module.LLM = StubLLM  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "pelton.engine.llm", module)
+    return StubLLM
+
+
+def test_text_goes_out_and_speed_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "--prompt", "hello"]) == 0
+    out, err = capsys.readouterr()
+    assert out == "HELLO\n"
+    assert "2 tokens after 2 of prompt" in err
+    assert "tokens/s" in err
+
+
+def test_flags_reach_engine_and_request() -> None:
+    words = "--prompt a m.gguf --dtype float32 --no-enable-prefix-caching --max-tokens 5".split()
+    words += ["--seed", "9", "--stop", "x", "--stop", "y", "--hf-overrides", '{"k": 1}']
+    assert main(["generate", *words]) == 0
+    (llm,) = StubLLM.made
+    assert llm.args == {
+        "model": "m.gguf",
+        "dtype": "float32",
+        "enable_prefix_caching": False,
+        "hf_overrides": {"k": 1},
+    }
+    ((verb, prompts, params),) = llm.calls
+    assert (verb, prompts) == ("generate", ["a"])
+    assert (params.max_tokens, params.seed, params.stop) == (5, 9, ("x", "y"))
+
+
+def test_the_users_sampling_wins_over_the_checkpoints() -> None:
+    assert main(["generate", "--prompt", "a", "--temperature", "0"]) == 0
+    params = StubLLM.made[0].calls[0][2]
+    assert (params.temperature, params.top_p) == (0.0, 0.5)
+
+
+def test_json_has_one_object_per_prompt(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "--json", "--prompt", "é", "--prompt", "b"]) == 0
+    first, second = map(json.loads, capsys.readouterr().out.splitlines())
+    assert first == {
+        "request_id": "0",
+        "prompt": "é",
+        "prompt_token_ids": [3, 4],
+        "outputs": [
+            {
+                "index": 0,
+                "text": "É",
+                "token_ids": [1, 2],
+                "cumulative_logprob": -0.5,
+                "logprobs": [{"7": {"logprob": None, "rank": 1, "decoded_token": "é"}}],
+                "finish_reason": "stop",
+                "stop_reason": None,
+            }
+        ],
+        "finished": True,
+        "num_cached_tokens": 0,
+        "error": None,
+    }
+    assert second["prompt"] == "b"
+
+
+def test_a_failed_prompt_leaves_the_others_and_sets_the_code(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["generate", "--prompt", "bad", "--prompt", "b"]) == 2
+    out, err = capsys.readouterr()
+    assert out == "[2] B\n"
+    assert "prompt 1: prompt is bad." in err
+    assert main(["generate", "--json", "--prompt", "bad"]) == 2
+    assert json.loads(capsys.readouterr().out)["error"] == "prompt is bad."
+
+
+def test_standard_input(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("two\nlines"))
+    assert main(["generate", "--prompt", "-"]) == 0
+    assert capsys.readouterr().out == "TWO\nLINES\n"
+
+
+def test_standard_input_that_is_not_text(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"ab\xff"), "utf-8"))
+    assert main(["generate", "--prompt", "-"]) == 2
+    assert "must be text in utf-8" in capsys.readouterr().err
+
+
+def test_chat_sends_messages() -> None:
+    assert main(["generate", "--chat", "--prompt", "hi"]) == 0
+    verb, messages, _ = StubLLM.made[0].calls[0]
+    assert (verb, messages) == ("chat", [[{"role": "user", "content": "hi"}]])
+
+
+def test_a_wrong_value_is_refused_before_the_model_loads(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["generate", "--prompt", "a", "--top-p", "2"]) == 2
+    assert "top_p must be in (0, 1], got 2.0." in capsys.readouterr().err
+    assert StubLLM.made == []
+
+
+def test_a_config_error_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "--prompt", "a", "--max-model-len", "1"]) == 2
+    assert capsys.readouterr().err == "pelton: max_model_len must be at least 2, got 1.\n"
+
+
+def test_a_prompt_is_required(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["generate"])
+    assert stop.value.code == 2
+    assert "--prompt" in capsys.readouterr().err

@@ -1,0 +1,100 @@
+"""The `pelton` command: dispatch, sentences, exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import types
+from collections.abc import Callable
+
+import pytest
+
+import pelton
+from pelton.cli import main as cli
+from pelton.errors import ConfigError, EngineError, RequestError
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], int]], None]:
+    """Installs a command called "try" that does what it is given."""
+
+    def install(action: Callable[[], int]) -> None:
+        module = types.ModuleType("pelton_try")
+        module.parse = lambda argv: argparse.Namespace(debug="--debug" in argv)  # type: ignore[attr-defined]
+        module.run = lambda options: action()  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "pelton_try", module)
+        monkeypatch.setitem(cli.COMMANDS, "try", ("pelton_try", "for a test"))
+
+    return install
+
+
+def _raiser(error: BaseException) -> Callable[[], int]:
+    def action() -> int:
+        raise error
+
+    return action
+
+
+def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"pelton {pelton.__version__}\n"
+    assert cli.main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in cli.COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["genrate"], "did you mean generate?"),
+        (["zzz"], "there are: generate, bench"),
+        (["bench", "latncy"], "did you mean latency?"),
+        (["bench", "zzz"], "there are: latency, throughput"),
+    ],
+)
+def test_unknown_commands_name_the_known_ones(
+    words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code = cli.main(words)
+    except SystemExit as stop:
+        code = stop.code  # type: ignore[assignment]
+    assert code == 2
+    assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "sentence"),
+    [
+        (ConfigError("max_model_len must be 8."), 2, "pelton: max_model_len must be 8.\n"),
+        (RequestError("top_p must be 1.", field="top_p"), 2, "pelton: top_p must be 1.\n"),
+        (EngineError("It broke."), 1, "pelton: It broke. (--debug shows where)\n"),
+        (KeyError("x"), 1, "pelton: KeyError: 'x' (--debug shows where)\n"),
+        (KeyboardInterrupt(), 130, "pelton: interrupted\n"),
+    ],
+)
+def test_exceptions_become_sentences(
+    command: Callable[[Callable[[], int]], None],
+    error: BaseException,
+    code: int,
+    sentence: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command(_raiser(error))
+    assert cli.main(["try"]) == code
+    assert capsys.readouterr().err == sentence
+
+
+def test_debug_shows_the_traceback(
+    command: Callable[[Callable[[], int]], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    command(_raiser(ConfigError("No.")))
+    assert cli.main(["try", "--debug"]) == 2
+    error = capsys.readouterr().err
+    assert "Traceback" in error
+    assert error.endswith("pelton: No.\n")
+
+
+def test_the_command_decides_the_exit_code(command: Callable[[Callable[[], int]], None]) -> None:
+    command(lambda: 7)
+    assert cli.main(["try"]) == 7

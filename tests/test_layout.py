@@ -1,0 +1,97 @@
+"""The house rules that import-linter cannot express."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "pelton"
+
+# ARCHITECTURE section 2. The contract in pyproject.toml can only name what exists already.
+TORCH_FREE = [
+    "errors",
+    "config",
+    "metrics",
+    "core",
+    "checkpoint",
+    "tokens",
+    "messages",
+    "engine.client",
+    "engine.async_llm",
+    "setup.check",
+    "setup.refusals",
+    "server",
+    "cli",
+]
+# Folders of tests that belong to no single room.
+BESIDE_ROOMS = {"compose", "replay", "e2e"}
+
+
+def _sources(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*.py") if "__pycache__" not in path.parts]
+
+
+def _contract(name: str) -> dict[str, list[str]]:
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    contracts = config["tool"]["importlinter"]["contracts"]
+    return next(contract for contract in contracts if contract["id"] == name)
+
+
+def test_existing_torch_free_modules_stand_in_the_contract() -> None:
+    listed = _contract("torch-free")["source_modules"]
+    for name in TORCH_FREE:
+        path = PACKAGE.joinpath(*name.split("."))
+        if path.with_suffix(".py").exists() or _sources(path):
+            assert f"pelton.{name}" in listed
+
+
+def test_every_folder_with_code_is_a_package() -> None:
+    for path in _sources(PACKAGE):
+        assert (path.parent / "__init__.py").exists(), f"{path.parent} has no __init__.py"
+
+
+def test_no_file_is_called_utils() -> None:
+    for path in _sources(PACKAGE) + _sources(ROOT / "tests"):
+        assert path.stem not in ("utils", "util", "helpers", "common", "misc"), path
+
+
+def test_test_folders_mirror_rooms() -> None:
+    for path in _sources(ROOT / "tests"):
+        folder = path.parent.relative_to(ROOT / "tests")
+        if folder.parts and folder.parts[0] not in BESIDE_ROOMS:
+            assert (PACKAGE / folder).is_dir(), f"{path} mirrors no folder of pelton/"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--help"], ["--version"], ["generate", "--help"], ["bench", "latency", "--help"]],
+    ids=" ".join,
+)
+def test_help_loads_nothing_heavy(words: list[str]) -> None:
+    """torch costs seconds and numpy 0.2 s; `pelton --help` must answer in 0.3 s."""
+    code = (
+        "import sys\n"
+        "from pelton.cli.main import main\n"
+        "try:\n"
+        f"    code = main({words!r})\n"
+        "except SystemExit as stop:\n"
+        "    code = stop.code\n"
+        "heavy = {'torch', 'numpy', 'transformers', 'safetensors', 'tokenizers', 'jinja2'}\n"
+        "print('loaded:', sorted(heavy & sys.modules.keys()))\n"
+        "sys.exit(code)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "loaded: []"
+
+
+def test_scripts_are_executable() -> None:
+    for name in ("scripts/demo", "scripts/check", "scripts/test", "scripts/lint", ".ci/run"):
+        assert (ROOT / name).stat().st_mode & 0o111, name
