@@ -1,0 +1,174 @@
+"""Everything about an engine's arguments that needs no device. No torch."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pelton.attention.table import BACKENDS
+from pelton.checkpoint.gguf_config import is_quantised
+from pelton.checkpoint.gguf_header import read_gguf_header
+from pelton.checkpoint.hf_config import read_generation_defaults, read_model_config
+from pelton.checkpoint.source import LOAD_FORMATS, Checkpoint, resolve_checkpoint
+from pelton.config.engine import EngineArgs
+from pelton.config.model import GenerationDefaults, ModelConfig
+from pelton.config.names import known_names
+from pelton.core.policy import POLICIES
+from pelton.errors import ConfigError, UnsupportedError
+from pelton.setup.refusals import REFUSALS, REFUSED_DEVICES
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+DEVICES = ("auto", "cpu", "cuda", "fake")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedArgs:
+    """Arguments that can work on some device, with what the checkpoint says.
+
+    is_quantised: the weights are stored in blocks, so that no dtype is the checkpoint's own.
+    """
+
+    args: EngineArgs
+    checkpoint: Checkpoint
+    model: ModelConfig
+    generation: GenerationDefaults
+    is_quantised: bool
+
+
+_INT32 = 2**31 - 1
+# field: (least, most); None is legal where it is the field's default.
+_INTEGERS: dict[str, tuple[int, int]] = {
+    "seed": (-(2**63), 2**63 - 1),
+    "max_model_len": (1, _INT32),
+    "max_num_seqs": (1, 65536),
+    "max_num_batched_tokens": (1, _INT32),
+    "long_prefill_token_threshold": (0, _INT32),
+    "max_steps_in_flight": (1, 8),
+    "block_size": (1, 1024),
+    "kv_cache_memory_bytes": (1, 2**63 - 1),
+    "num_gpu_blocks_override": (2, _INT32),
+    "num_threads": (1, 4096),
+    "max_logprobs": (0, _INT32),
+}
+_BOOLEANS = ("enable_prefix_caching", "batch_invariant")
+_TEXTS = ("model", "tokenizer", "revision", "hf_token", "chat_template")
+_OPTIONAL = {
+    *_TEXTS,
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "kv_cache_memory_bytes",
+    "num_gpu_blocks_override",
+    "num_threads",
+}
+
+
+def check(args: EngineArgs) -> CheckedArgs:
+    """Validate types, ranges, names and combinations, and read the checkpoint's configuration.
+
+    Raises ConfigError naming field, value and limit; UnsupportedError for what is refused by name;
+    CheckpointError for the checkpoint's faults.
+    """
+    _refuse(args)
+    _check_types(args)
+    _check_name("load_format", args.load_format, LOAD_FORMATS)
+    _check_name("dtype", args.dtype, DTYPES)
+    _check_name("attention_backend", args.attention_backend, {"auto", *BACKENDS})
+    _check_name("scheduling_policy", args.scheduling_policy, POLICIES)
+    _check_device(args.device)
+    _check_combinations(args)
+    checkpoint = resolve_checkpoint(
+        args.model, revision=args.revision, token=args.hf_token, load_format=args.load_format
+    )
+    model = read_model_config(checkpoint, args.hf_overrides)
+    _check_lengths(args, model)
+    return CheckedArgs(
+        args=args,
+        checkpoint=checkpoint,
+        model=model,
+        generation=read_generation_defaults(checkpoint),
+        is_quantised=(
+            checkpoint.format == "gguf" and is_quantised(read_gguf_header(checkpoint.files[0]))
+        ),
+    )
+
+
+def _refuse(args: EngineArgs) -> None:
+    for refusal in REFUSALS:
+        value = getattr(args, refusal.field)
+        if type(value) is not type(refusal.works) or value != refusal.works:
+            raise UnsupportedError(refusal.sentence.format(value=value))
+
+
+def _check_types(args: EngineArgs) -> None:
+    for name, (low, high) in _INTEGERS.items():
+        value = getattr(args, name)
+        if value is None and name in _OPTIONAL:
+            continue
+        if type(value) is not int or not low <= value <= high:
+            raise ConfigError(f"{name} must be an integer from {low} to {high}, got {value!r}.")
+    for name in _BOOLEANS:
+        if type(getattr(args, name)) is not bool:
+            raise ConfigError(f"{name} must be True or False, got {getattr(args, name)!r}.")
+    for name in _TEXTS:
+        value = getattr(args, name)
+        if value is not None and (not isinstance(value, str) or not value):
+            shown = "a value that is not text" if name == "hf_token" else repr(value)
+            raise ConfigError(f"{name} must be a non-empty string or None, got {shown}.")
+    share: Any = args.gpu_memory_utilization
+    if share is not None and (
+        type(share) not in (int, float) or not math.isfinite(share) or not 0 < share <= 1
+    ):
+        raise ConfigError(f"gpu_memory_utilization must be in (0, 1], got {share!r}.")
+    overrides: Any = args.hf_overrides
+    if not isinstance(overrides, Mapping) or not all(isinstance(key, str) for key in overrides):
+        raise ConfigError(f"hf_overrides must be a dict with string keys, got {overrides!r}.")
+
+
+def _check_name(field: str, value: object, known: Iterable[str]) -> None:
+    if value not in set(known):
+        raise ConfigError(f"{field}={value!r} is not known." + known_names(str(value), known))
+
+
+def _check_device(device: object) -> None:
+    if isinstance(device, str):
+        if device in DEVICES or re.fullmatch(r"cuda:(0|[1-9][0-9]?)", device):
+            return
+        if device.partition(":")[0] in REFUSED_DEVICES:
+            raise UnsupportedError(
+                f"device={device!r} is not supported by this version; it runs on cpu and cuda."
+            )
+    raise ConfigError(
+        f"device={device!r} is not known." + known_names(str(device), (*DEVICES, "cuda:N"))
+    )
+
+
+def _check_combinations(args: EngineArgs) -> None:
+    rows, tokens = args.max_num_seqs, args.max_num_batched_tokens
+    if rows is not None and tokens is not None and tokens < rows:
+        raise ConfigError(
+            f"max_num_batched_tokens={tokens} is below max_num_seqs={rows}, but every request of a "
+            f"step takes a token; raise it to {rows} or lower max_num_seqs."
+        )
+    sizes = ("num_gpu_blocks_override", "kv_cache_memory_bytes", "gpu_memory_utilization")
+    given = [name for name in sizes if getattr(args, name) is not None]
+    if len(given) > 1:
+        raise ConfigError(
+            f"{' and '.join(given)} each set the size of the KV cache; give one of them."
+        )
+
+
+def _check_lengths(args: EngineArgs, model: ModelConfig) -> None:
+    if args.max_model_len is not None and args.max_model_len > model.max_position:
+        raise ConfigError(
+            f"max_model_len={args.max_model_len} is above the checkpoint's context of "
+            f"{model.max_position} tokens; lower it to {model.max_position} or less."
+        )
+    if args.max_logprobs > model.vocab_size:
+        raise ConfigError(
+            f"max_logprobs={args.max_logprobs} is above the vocabulary's {model.vocab_size}; lower "
+            "it."
+        )

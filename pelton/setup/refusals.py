@@ -1,0 +1,57 @@
+"""What is understood and not done yet: one sentence each, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """field of EngineArgs, the only value that works, and the sentence for all others."""
+
+    field: str
+    works: Any
+    sentence: str
+
+
+REFUSALS: tuple[Refusal, ...] = (
+    Refusal(
+        "tensor_parallel_size",
+        1,
+        "tensor_parallel_size={value!r} is not supported by this version; an engine runs on one "
+        "device, leave it at 1.",
+    ),
+    Refusal(
+        "pipeline_parallel_size",
+        1,
+        "pipeline_parallel_size={value!r} is not supported by this version; an engine runs on one "
+        "device, leave it at 1.",
+    ),
+    Refusal(
+        "data_parallel_size",
+        1,
+        "data_parallel_size={value!r} is not supported by this version; start one engine per "
+        "device, and leave it at 1.",
+    ),
+    Refusal(
+        "quantization",
+        None,
+        "quantization={value!r} is not supported by this version; leave it out (a quantised GGUF "
+        "file is recognised by itself and is dequantised when it is loaded).",
+    ),
+    Refusal(
+        "speculative_config",
+        None,
+        "speculative_config={value!r} is not supported by this version; leave it out.",
+    ),
+    Refusal(
+        "enable_lora",
+        False,
+        "enable_lora={value!r} is not supported by this version; merge the adapter into the "
+        "checkpoint, and leave it at False.",
+    ),
+)
+
+# Devices that others run on and this version does not.
+REFUSED_DEVICES = ("mps", "xpu", "rocm", "hip", "npu", "tpu", "hpu", "neuron", "vulkan")

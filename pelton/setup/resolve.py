@@ -1,0 +1,198 @@
+"""Checked arguments and facts about the device become the one `EngineConfig`."""
+
+from __future__ import annotations
+
+from pelton.config.cache import CacheConfig
+from pelton.config.engine import EngineArgs, EngineConfig
+from pelton.config.env import omp_num_threads
+from pelton.config.hardware import DeviceFacts
+from pelton.config.model import ModelConfig
+from pelton.config.scheduler import SchedulerConfig
+from pelton.errors import ConfigError
+from pelton.setup.check import CheckedArgs
+
+_DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_DEFAULT_SHARE = {"cpu": 0.5, "cuda": 0.9, "fake": 0.5}
+_DEFAULT_NUM_SEQS = 256
+_DEFAULT_BATCHED_TOKENS = {"cpu": 4096, "cuda": 8192, "fake": 4096}
+_MIB = 2**20
+
+
+def num_parameters(model: ModelConfig) -> int:
+    """Elements of all weights, from the configuration alone."""
+    query, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    hidden, inner = model.hidden_size, model.intermediate_size
+    attention = hidden * (query + 2 * kv) + query * hidden
+    mlp = 3 * hidden * inner
+    biases = model.attention_bias * (query + 2 * kv + hidden) + model.mlp_bias * (
+        2 * inner + hidden
+    )
+    embeddings = model.vocab_size * hidden * (1 if model.tie_word_embeddings else 2)
+    return model.num_layers * (attention + mlp + biases + 2 * hidden) + embeddings + hidden
+
+
+def kv_block_bytes(model: ModelConfig, block_size: int, dtype: str) -> int:
+    """Bytes of one block: keys and values of `block_size` tokens in all layers."""
+    per_token = 2 * model.num_layers * model.num_kv_heads * model.head_dim
+    return block_size * per_token * _DTYPE_BYTES[dtype]
+
+
+def resolve(checked: CheckedArgs, facts: DeviceFacts) -> EngineConfig:
+    """Decide everything that was left open. Raises ConfigError, with the numbers that would work,
+    when the model or max_model_len does not fit the device."""
+    args, model = checked.args, checked.model
+    device = args.device if args.device != "auto" else facts.kind
+    assert device.partition(":")[0] == facts.kind, "facts of another device"
+    dtype = _dtype(checked, facts)
+    max_num_seqs, max_num_batched_tokens = _step_limits(args, facts)
+    num_blocks, max_model_len = _kv_cache(checked, facts, dtype, max_num_seqs)
+    return EngineConfig(
+        model=model,
+        generation=checked.generation,
+        cache=CacheConfig(
+            block_size=args.block_size,
+            num_blocks=num_blocks,
+            dtype=dtype,
+            enable_prefix_caching=args.enable_prefix_caching,
+        ),
+        scheduler=SchedulerConfig(
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            long_prefill_token_threshold=args.long_prefill_token_threshold,
+            policy=args.scheduling_policy,
+            max_steps_in_flight=args.max_steps_in_flight,
+        ),
+        dtype=dtype,
+        device=device,
+        seed=args.seed,
+        max_model_len=max_model_len,
+        attention_backend=args.attention_backend,
+        batch_invariant=args.batch_invariant,
+        num_threads=args.num_threads or omp_num_threads() or facts.num_cores,
+        max_logprobs=args.max_logprobs,
+    )
+
+
+def _dtype(checked: CheckedArgs, facts: DeviceFacts) -> str:
+    if checked.args.dtype != "auto":
+        return checked.args.dtype
+    wanted = "bfloat16" if checked.is_quantised else checked.model.checkpoint_dtype
+    is_fast = {"float32": True, "bfloat16": facts.fast_bf16, "float16": facts.fast_fp16}[wanted]
+    return wanted if is_fast else "float32"
+
+
+def _step_limits(args: EngineArgs, facts: DeviceFacts) -> tuple[int, int]:
+    """(max_num_seqs, max_num_batched_tokens). What the user gave bounds the other's default."""
+    tokens = args.max_num_batched_tokens
+    rows = args.max_num_seqs
+    if rows is None:
+        rows = min(_DEFAULT_NUM_SEQS, tokens or _DEFAULT_NUM_SEQS)
+    if tokens is None:
+        tokens = max(_DEFAULT_BATCHED_TOKENS[facts.kind], rows)
+    return rows, tokens
+
+
+def _kv_cache(
+    checked: CheckedArgs, facts: DeviceFacts, dtype: str, max_num_seqs: int
+) -> tuple[int, int]:
+    """(num_blocks with the null block, max_model_len)."""
+    args, model = checked.args, checked.model
+    size = args.block_size
+    wanted_len = args.max_model_len or model.max_position
+    if args.num_gpu_blocks_override is not None:
+        num_blocks = args.num_gpu_blocks_override
+    else:
+        # More blocks than every row at full length needs would never be used.
+        most = 1 + max_num_seqs * -(-wanted_len // size)
+        num_blocks = min(most, _affordable_blocks(checked, facts, dtype))
+    fits = (num_blocks - 1) * size
+    if args.max_model_len is not None and args.max_model_len > fits:
+        raise ConfigError(
+            f"max_model_len={args.max_model_len} is above the {fits} tokens that the KV cache "
+            f"holds; lower max_model_len to {fits}, or {_larger_cache(checked, facts, dtype)}."
+        )
+    return num_blocks, min(wanted_len, fits)
+
+
+def _weight_bytes(checked: CheckedArgs, dtype: str) -> int:
+    return num_parameters(checked.model) * _DTYPE_BYTES[dtype]
+
+
+def _kv_budget(checked: CheckedArgs, facts: DeviceFacts, dtype: str) -> int:
+    """Bytes for the KV cache; may be negative.
+
+    On CPU the share is of the memory that is free at start. On a GPU it is of the whole device, and
+    what others hold there counts as used.
+    """
+    if checked.args.kv_cache_memory_bytes is not None:
+        return checked.args.kv_cache_memory_bytes
+    share = checked.args.gpu_memory_utilization or _DEFAULT_SHARE[facts.kind]
+    if facts.kind == "cuda":
+        usable = share * facts.total_bytes - (facts.total_bytes - facts.free_bytes)
+    else:
+        usable = share * facts.free_bytes
+    return int(usable) - _weight_bytes(checked, dtype)
+
+
+def _affordable_blocks(checked: CheckedArgs, facts: DeviceFacts, dtype: str) -> int:
+    block = kv_block_bytes(checked.model, checked.args.block_size, dtype)
+    budget = _kv_budget(checked, facts, dtype)
+    if budget < 2 * block:
+        given = checked.args.kv_cache_memory_bytes
+        have = (
+            f"kv_cache_memory_bytes={given}"
+            if given is not None
+            else f"{budget} bytes are left for the KV cache"
+        )
+        raise ConfigError(
+            f"The KV cache needs at least {2 * block} bytes (two blocks of {block}) beside "
+            f"{_weight_bytes(checked, dtype)} bytes of weights, but {have}, with "
+            f"{facts.free_bytes} bytes free on {facts.name}: "
+            f"{_larger_cache(checked, facts, dtype)}."
+        )
+    return budget // block
+
+
+def _larger_cache(checked: CheckedArgs, facts: DeviceFacts, dtype: str) -> str:
+    """What to change so that max_model_len (or else one block) fits."""
+    args = checked.args
+    num_blocks = 1 + -(-(args.max_model_len or 1) // args.block_size)
+    if args.num_gpu_blocks_override is not None:
+        return f"raise num_gpu_blocks_override to {num_blocks}"
+    needed = num_blocks * kv_block_bytes(checked.model, args.block_size, dtype)
+    if args.kv_cache_memory_bytes is not None:
+        return f"raise kv_cache_memory_bytes to {needed}"
+    needed += _weight_bytes(checked, dtype)
+    if facts.kind == "cuda":
+        share = (needed + facts.total_bytes - facts.free_bytes) / max(facts.total_bytes, 1)
+    else:
+        share = needed / max(facts.free_bytes, 1)
+    # Rounded up to a hundredth, so that the advice works.
+    share = -(-(share * 100) // 1) / 100
+    if share <= 1:
+        return f"raise gpu_memory_utilization to {share:.2f}"
+    return (
+        f"free memory: {needed} bytes are needed for weights and KV cache, and "
+        f"{facts.free_bytes} are free"
+    )
+
+
+def describe(config: EngineConfig) -> str:
+    """A short table for the start of an engine."""
+    model, cache, scheduler = config.model, config.cache, config.scheduler
+    pool = (cache.num_blocks - 1) * cache.block_size
+    block = kv_block_bytes(model, cache.block_size, cache.dtype)
+    full_length = (cache.num_blocks - 1) // -(-config.max_model_len // cache.block_size)
+    weight_bytes = num_parameters(model) * _DTYPE_BYTES[config.dtype]
+    rows = {
+        "model": f"{model.architecture}, {num_parameters(model) / 1e6:.1f} M parameters",
+        "device": f"{config.device}, {config.num_threads} threads",
+        "dtype": f"{config.dtype}, weights {weight_bytes / _MIB:.0f} MiB",
+        "context": f"{config.max_model_len} of the checkpoint's {model.max_position} tokens",
+        "KV cache": f"{pool} tokens in {cache.num_blocks - 1} blocks of {cache.block_size}, "
+        f"{cache.num_blocks * block / _MIB:.0f} MiB; {full_length} full-length requests fit",
+        "a step": f"{scheduler.max_num_seqs} requests, {scheduler.max_num_batched_tokens} tokens, "
+        f"{scheduler.max_steps_in_flight} in flight",
+        "attention": config.attention_backend,
+    }
+    return "\n".join(f"{name:<10}{value}" for name, value in rows.items())
