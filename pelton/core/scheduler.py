@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from pelton.config.cache import CacheConfig
 from pelton.config.scheduler import SchedulerConfig
@@ -379,29 +380,41 @@ class Scheduler:
             raise IntegrityError(f"Step {plan.step} was given the result of step {result.step}.")
         self._take_from_flight(plan)
         updates = []
+        # A copy: the worker may write its next result where this one stands.
+        token_ids = result.token_ids.astype(np.int32)
         rows = zip(
             plan.refs,
             plan.num_scheduled_tokens.tolist(),
             plan.num_drafts.tolist(),
             plan.samples.tolist(),
-            result.token_ids.tolist(),
             result.num_sampled.tolist(),
-            result.status.tolist(),
+            self._is_faulty(plan, result).tolist(),
+            token_ids.tolist(),
+            token_ids,
             strict=True,
         )
         first_rows: list[int] | None = None
         if result.logprobs is not None:
             first_rows = result.logprobs.offsets.tolist()
-        for row, (ref, count, num_drafts, samples, ids, num_sampled, status) in enumerate(rows):
+        for row, (
+            ref,
+            count,
+            num_drafts,
+            samples,
+            num_sampled,
+            is_faulty,
+            ids,
+            ids_np,
+        ) in enumerate(rows):
             request = self._by_ref.get(ref)
             if request is None:
                 continue  # that life of the request is over
-            fault: Exception | None = result.failed.get(ref) if result.failed else None
-            if fault is None:
-                fault = self._find_fault(
-                    request, ids, num_sampled, status, 1 + num_drafts if samples else 0
-                )
-            if fault is not None:
+            if ref in result.failed:
+                updates.append(self._fail(request, result.failed[ref]))
+                continue
+            if is_faulty:
+                text = self._describe_fault(result, row)
+                fault = RequestFailed(f"Request {request.request_id!r} failed: {text}.")
                 updates.append(self._fail(request, fault))
                 continue
             request.num_confirmed_tokens += count
@@ -414,61 +427,68 @@ class Scheduler:
             request.num_in_flight_min -= 1
             request.num_computed_tokens -= num_rejected
             request.num_confirmed_tokens -= num_rejected
+            num_new = self._append(request, ids[:num_sampled])
             first_row = first_rows[row] if first_rows is not None else 0
             updates.append(
-                self._append(request, ids, num_sampled, first_row, first_rows is not None)
+                RequestUpdate(
+                    request,
+                    ids_np[:num_new] if num_new < len(ids) else ids_np,
+                    first_row,
+                    first_row + num_new if first_rows is not None else 0,
+                    request.finish_reason,
+                )
             )
         return updates
 
-    def _append(
-        self, request: Request, ids: list[int], num_sampled: int, first_row: int, has_rows: bool
-    ) -> RequestUpdate:
-        """Append a row's tokens up to one that stops the request."""
+    def _append(self, request: Request, ids: list[int]) -> int:
+        """Append a row's tokens up to one that stops the request; how many that were."""
         before = request.num_tokens
         stop = None
-        for i in range(num_sampled):
-            request.append(ids[i])
-            stop = check_stop(request, ids[i])
-            if stop is not None:
-                break
-        after = request.num_tokens
-        self._num_generated_tokens += after - before
+        for token in ids:
+            request.append(token)
+            # Nearly every token of a batch ends nothing: this spares it a call.
+            if token in request.end_token_ids or request.num_tokens >= request.max_total_len:
+                stop = check_stop(request, token)
+                if stop is not None:
+                    break
+        num_new = request.num_tokens - before
+        self._num_generated_tokens += num_new
         # Tokens cut off behind a stop have KV, but are not known tokens of this request.
-        confirmed = min(request.num_confirmed_tokens, after)
+        confirmed = min(request.num_confirmed_tokens, request.num_tokens)
         if confirmed >= request.next_cache_length:
             self._kv.cache_blocks(request, confirmed)
         if stop is not None:
             request.stop_reason = stop.token
             self._finish(request, stop.reason)
-        elif request.status is RequestStatus.RUNNING and request.is_drained:
+        elif num_new > 1 and request.status is RequestStatus.RUNNING and request.is_drained:
             self._drain(request)  # accepted drafts have brought the end within reach
-        return RequestUpdate(
-            request,
-            request.token_ids[before:after],
-            first_row,
-            first_row + (after - before) if has_rows else first_row,
-            request.finish_reason,
-        )
+        return num_new
 
-    def _find_fault(
-        self, request: Request, ids: list[int], num_sampled: int, status: int, most: int
-    ) -> RequestFailed | None:
-        """What is wrong with a row that yields at most `most` tokens (0: none; else at least 1)."""
+    def _is_faulty(self, plan: StepPlan, result: StepResult) -> npt.NDArray[np.bool_]:
+        """[B], rows with a bad status, a number of tokens that cannot be, or an id that cannot be.
+
+        A sampling row yields at least one token, and at most one more than its drafts.
+        """
+        ids, num_sampled = result.token_ids, result.num_sampled
+        most = np.where(plan.samples, 1 + plan.num_drafts, 0)
+        is_valid = np.arange(ids.shape[1]) < num_sampled[:, None]
+        is_outside = (ids < 0) | (ids >= self._vocab_size)
+        faulty: npt.NDArray[np.bool_] = (
+            (result.status != OK)
+            | (num_sampled < plan.samples)
+            | (num_sampled > most)
+            | (is_valid & is_outside).any(axis=1)
+        )
+        return faulty
+
+    def _describe_fault(self, result: StepResult, row: int) -> str:
+        status, num_sampled = int(result.status[row]), int(result.num_sampled[row])
         if status != OK:
-            text = _STATUS_TEXT.get(status, f"unknown status {status}")
-            return RequestFailed(f"Request {request.request_id!r} failed: {text}.")
-        if not min(most, 1) <= num_sampled <= most:
-            return RequestFailed(
-                f"Request {request.request_id!r} failed: {num_sampled} tokens came from a row "
-                f"that yields at most {most}."
-            )
-        for i in range(num_sampled):
-            if not 0 <= ids[i] < self._vocab_size:
-                return RequestFailed(
-                    f"Request {request.request_id!r} failed: token id {ids[i]} is outside "
-                    f"[0, {self._vocab_size})."
-                )
-        return None
+            return _STATUS_TEXT.get(status, f"unknown status {status}")
+        for token in result.token_ids[row, :num_sampled].tolist():
+            if not 0 <= token < self._vocab_size:
+                return f"token id {token} is outside [0, {self._vocab_size})"
+        return f"the worker returned {num_sampled} tokens for it, which cannot be"
 
     def fail_step(self, plan: StepPlan, fault: Exception) -> list[RequestUpdate]:
         """The oldest plan in flight could not be run: end every request in it with "error"."""
