@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from pelton.core.plan import NewRow, SlotRef
+from pelton.core.plan import BlockAppend, NewRow, SlotRef
 
 if TYPE_CHECKING:
     from pelton.batch.input_batch import InputBatch
@@ -19,6 +19,9 @@ class StepParticipant:
 
         Raises RequestError or any exception to refuse this request alone.
         """
+
+    def append_blocks(self, append: BlockAppend) -> None:
+        """A row's block table grew."""
 
     def remove_request(self, ref: SlotRef) -> None:
         """The row is free."""

@@ -22,7 +22,7 @@ class RowState:
     def __init__(
         self, staging: Staging, *, max_num_seqs: int, max_model_len: int, num_drafts: int
     ) -> None:
-        num_rows = max_num_seqs + RESERVED_ROWS
+        self.num_rows = num_rows = max_num_seqs + RESERVED_ROWS
         self.reserved_slot = max_num_seqs
         self.num_drafts = num_drafts
         self.prefill_len_np = np.zeros(num_rows, np.int32)

@@ -101,7 +101,7 @@ class StagedStep:
             self.header = self._header_tensor.numpy()
         if self._staging.device.poisons:
             self.header.fill(_POISON)
-            self._writes_tensor.fill_(_POISON)
+            self._writes_tensor.numpy().fill(_POISON)
 
     def pack_writes(self, arrays: list[npt.NDArray[np.int32]]) -> torch.Tensor:
         """[n] host memory holding the arrays back to back."""
@@ -213,6 +213,10 @@ class Staging:
         if self._sent_header is None or not np.array_equal(self._sent_header, step.header):
             self.device.copy_to_device(self.header_tensor, step.header_source())
             self._sent_header = step.header.copy()
+        self.flush_writes(step)
+
+    def flush_writes(self, step: StagedStep) -> None:
+        """Launch the staged writes alone, for a step without rows."""
         if not self._targets:
             return
         lengths = np.fromiter(map(len, self._contents), np.int32, len(self._contents))

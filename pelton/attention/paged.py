@@ -1,0 +1,48 @@
+"""What the backends over plain paged KV share: the layout and the metadata's common part."""
+
+from __future__ import annotations
+
+import torch
+
+from pelton.batch.input_batch import InputBatch
+from pelton.core.kv.spec import KVGroup, LayerKV
+from pelton.device.protocol import Device
+from pelton.ops.paged_attention import AttentionMetadata
+
+
+class PagedBackend:
+    """KV as [num_blocks, block_size, 2, Hk, D]: a token's keys and values side by side."""
+
+    name = "paged"
+    refreshes_in_place = False
+    returns_lse = False
+    reads_past_end = False
+
+    def allocate(self, device: Device, layer: LayerKV, num_blocks: int) -> torch.Tensor:
+        """The pool starts as any bytes; the null block is zero, since padding reads it."""
+        shape = (num_blocks, layer.block_size, 2, layer.num_kv_heads, layer.head_dim)
+        pool = device.empty(shape, getattr(torch, layer.dtype))
+        device.launch(torch.Tensor.zero_, pool[0])
+        return pool
+
+    def metadata(
+        self, device: Device, batch: InputBatch, group: KVGroup, dtype: torch.dtype
+    ) -> AttentionMetadata:
+        meta = AttentionMetadata(
+            query_start_loc=batch.step.query_start_loc,
+            seq_lens=batch.inputs.seq_lens,
+            block_table=batch.inputs.block_tables[group.index],
+            kv_slots=batch.inputs.slot_mappings[group.index],
+            num_rows=batch.num_rows,
+            query_lens=batch.query_len_np,
+            seq_len_bounds=batch.seq_len_bound_np,
+            bounds_are_exact=batch.bounds_are_exact,
+            num_decode_rows=batch.num_decode_rows,
+        )
+        device.launch(self._prepare, meta, group, dtype)
+        return meta
+
+    def _prepare(self, meta: AttentionMetadata, group: KVGroup, dtype: torch.dtype) -> None:
+        """On the device, once per step and group."""
+        # A padding token's slot is -1; index_copy takes no such thing, the null block does.
+        meta.kv_slots = meta.kv_slots.clamp(min=0)

@@ -1,0 +1,12 @@
+"""Attention backends by name."""
+
+BACKENDS: dict[str, str] = {
+    "torch": "pelton.attention.torch_backend:TorchBackend",
+    "reference": "pelton.attention.reference_backend:ReferenceBackend",
+    "invariant": "pelton.attention.invariant_backend:InvariantBackend",
+}
+
+
+def register(name: str, target: str) -> None:
+    """Add a backend from outside the tree; `target` is "module:Class"."""
+    BACKENDS[name] = target

@@ -1,0 +1,98 @@
+"""Keeps steps in flight and books what they yield."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from pelton.config.engine import EngineConfig
+from pelton.core.plan import LogprobRows, StepPlan
+from pelton.core.request import Request
+from pelton.core.scheduler import RequestUpdate, Scheduler
+from pelton.errors import DeviceLost, IntegrityError
+from pelton.runner.heads.protocol import StepOutcome
+from pelton.worker.worker import Worker
+
+Updates = list[tuple[RequestUpdate, LogprobRows | None]]
+
+
+class EngineLoop:
+    """Scheduler and worker, up to `max_steps_in_flight` steps deep.
+
+    A step is launched before the last one's tokens are known, as long as the pipeline is not full;
+    then the oldest is waited for. On a device that runs launches inline a step has ended when its
+    launch returns, so it is collected at once: its tokens would only wait for the next step.
+    """
+
+    def __init__(self, config: EngineConfig, worker: Worker) -> None:
+        self.scheduler = Scheduler(
+            config.scheduler,
+            config.cache,
+            worker.groups,
+            max_model_len=config.max_model_len,
+            vocab_size=config.model.vocab_size,
+            num_speculative_tokens=config.num_speculative_tokens,
+        )
+        self._worker = worker
+        self._depth = config.scheduler.max_steps_in_flight
+        if worker.device.runs_inline:
+            self._depth = 1
+        self._in_flight: deque[tuple[StepPlan, StepOutcome]] = deque()
+        self._is_checked = True
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises RequestError if it can never run."""
+        self.scheduler.add(request)
+        self._is_checked = False
+
+    def abort(self, request_id: str) -> bool:
+        return self.scheduler.abort(request_id)
+
+    def has_work(self) -> bool:
+        """Whether `step` has anything left to do."""
+        return self.scheduler.has_unfinished() or bool(self._in_flight)
+
+    def step(self) -> Updates:
+        """Launch a step if there is room, and collect one if there is none.
+
+        A fault ends the requests of the step that it hit; DeviceLost is passed on.
+        """
+        plan = self.scheduler.schedule() if len(self._in_flight) < self._depth else None
+        if plan is not None:
+            try:
+                self._in_flight.append((plan, self._worker.execute(plan)))
+            except DeviceLost:
+                raise
+            except Exception as error:
+                return self._fail(plan, error)
+            if len(self._in_flight) < self._depth:
+                return []
+        if self._in_flight:
+            return self._collect()
+        if self.scheduler.has_unfinished():
+            raise IntegrityError("requests wait, no step is in flight, and none can be scheduled")
+        if not self._is_checked:
+            self.scheduler.check_integrity()
+            self._is_checked = True
+        return []
+
+    def drain(self) -> Updates:
+        """Collect every step in flight."""
+        updates: Updates = []
+        while self._in_flight:
+            updates += self._collect()
+        return updates
+
+    def _collect(self) -> Updates:
+        plan, outcome = self._in_flight.popleft()
+        try:
+            result = outcome.collect()
+        except DeviceLost:
+            raise
+        except Exception as error:
+            return self._fail(plan, error)
+        return [(update, result.logprobs) for update in self.scheduler.update(plan, result)]
+
+    def _fail(self, plan: StepPlan, error: Exception) -> Updates:
+        # Plans are booked in order: what was launched before the failed one comes first.
+        updates = self.drain() if self._in_flight and self._in_flight[0][0].step < plan.step else []
+        return updates + [(update, None) for update in self.scheduler.fail_step(plan, error)]

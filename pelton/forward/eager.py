@@ -1,0 +1,97 @@
+"""Runs a batch op by op."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from pelton.batch.input_batch import InputBatch
+from pelton.core.descriptor import Descriptor, dispatch
+from pelton.device.protocol import Device
+from pelton.forward.stages import Stage
+from pelton.layers.context import Communicator, StepBuffers, StepContext, Widths
+from pelton.model_state.default import DefaultModelState
+from pelton.models.protocol import Model
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    batch: InputBatch
+    ctx: StepContext
+
+
+def as_live(descriptor: Descriptor) -> Descriptor:
+    """No padding: eager steps run at their own size."""
+    return dispatch(descriptor)
+
+
+def allocate_buffers(
+    device: Device, widths: Widths, max_tokens: int, dtype: torch.dtype
+) -> StepBuffers:
+    return StepBuffers(
+        *(
+            device.zeros((max_tokens, width), dtype)
+            for width in (
+                widths.hidden,
+                widths.qkv,
+                widths.attention,
+                widths.gate_up,
+                widths.activation,
+            )
+        )
+    )
+
+
+class EagerExecutor:
+    """Three verbs: `prepare` queues what a graph could not hold, `run` the layers, `finish` what
+    comes after them.
+
+    Args:
+        choose: live shape -> executed shape; pads only where a test or a graph wants it.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        model: Model,
+        model_state: DefaultModelState,
+        stage: Stage,
+        buffers: StepBuffers,
+        kv: Sequence[torch.Tensor],
+        communicator: Communicator,
+        choose: Callable[[Descriptor], Descriptor] = as_live,
+    ) -> None:
+        self.choose = choose
+        self.passes_on = stage.passes_on
+        self._device = device
+        self._model = model
+        self._model_state = model_state
+        self._stage = stage
+        self._buffers = buffers
+        self._kv = tuple(kv)
+        self._communicator = communicator
+
+    def prepare(self, batch: InputBatch) -> Prepared:
+        inputs = self._model_state.prepare(batch)
+        num_tokens = batch.descriptor.num_tokens
+        ctx = StepContext(
+            num_tokens=num_tokens,
+            buffers=self._buffers.first(num_tokens),
+            rope=inputs.rope,
+            metadata=inputs.metadata,
+            kv=self._kv,
+            communicator=self._communicator,
+        )
+        return Prepared(batch, ctx)
+
+    def run(self, prepared: Prepared) -> None:
+        stage = self._stage
+        stage.begin(prepared.batch, prepared.ctx)
+        self._device.launch(self._model.run_layers, stage.lo, stage.hi, prepared.ctx, (), ())
+
+    def finish(self, prepared: Prepared) -> torch.Tensor:
+        """hidden: [T, H] as executed; valid in queue order."""
+        self._stage.end(prepared.ctx)
+        return prepared.ctx.buffers.hidden

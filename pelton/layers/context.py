@@ -1,0 +1,105 @@
+"""What a layer needs beside its weights. Two lifetimes: the build, and one step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from pelton.attention.backend import AttentionBackend
+from pelton.ops.paged_attention import AttentionMetadata
+
+
+class Communicator(Protocol):
+    """The ranks that share each layer (tensor parallel)."""
+
+    rank: int
+    size: int
+
+    def all_reduce(self, tensor: torch.Tensor) -> None:
+        """Sum over ranks, in place."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class OneRank:
+    """No others: nothing to do."""
+
+    rank: int = 0
+    size: int = 1
+
+    def all_reduce(self, tensor: torch.Tensor) -> None:
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildContext:
+    """How layers are built: where, in what type, as which rank, with which kernels."""
+
+    device: torch.device
+    dtype: torch.dtype
+    backend: AttentionBackend
+    batch_invariant: bool = False
+    rank: int = 0
+    size: int = 1
+
+    def weight(self, *shape: int) -> torch.Tensor:
+        """Memory for a weight; whoever loads it fills it."""
+        return torch.empty(shape, dtype=self.dtype, device=self.device)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Widths:
+    """Columns of the step buffers, the same for all layers of a model, on this rank."""
+
+    hidden: int
+    qkv: int
+    attention: int
+    gate_up: int
+    activation: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepBuffers:
+    """Fixed device memory that a forward pass works in; each [tokens, its width].
+
+    hidden: the residual stream. Layers overwrite the others in turn.
+    """
+
+    hidden: torch.Tensor
+    qkv: torch.Tensor
+    attention: torch.Tensor
+    gate_up: torch.Tensor
+    activation: torch.Tensor
+
+    def first(self, num_tokens: int) -> StepBuffers:
+        """Views of the first num_tokens rows."""
+        return StepBuffers(
+            self.hidden[:num_tokens],
+            self.qkv[:num_tokens],
+            self.attention[:num_tokens],
+            self.gate_up[:num_tokens],
+            self.activation[:num_tokens],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RopeTensors:
+    """Of this step's tokens: cos [T, 1, rotary_dim], sin [T, 1, rotary_dim / 2]."""
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+
+
+@dataclass(slots=True, kw_only=True)
+class StepContext:
+    """`ctx`: one forward pass. kv: per layer its pool; metadata: per KV group."""
+
+    num_tokens: int
+    buffers: StepBuffers
+    rope: RopeTensors
+    metadata: Sequence[AttentionMetadata]
+    kv: Sequence[torch.Tensor]
+    communicator: Communicator = field(default_factory=OneRank)

@@ -1,0 +1,64 @@
+"""Token embedding and output head, vocabulary cut over the ranks."""
+
+from __future__ import annotations
+
+import torch
+
+from pelton.layers.context import BuildContext, Communicator
+from pelton.layers.parameter import Parameter, vocab_shard
+from pelton.ops import linear
+from pelton.ops.product import ProductSignature
+from pelton.ops.registry import bind
+
+
+def vocab_parameter(build: BuildContext, vocab_size: int, hidden_size: int) -> Parameter:
+    """[ceil(vocab / size), hidden]; rows past this rank's share are zero."""
+    part = vocab_shard((vocab_size, hidden_size), build.rank, build.size)
+    tensor = build.weight(-(-vocab_size // build.size), hidden_size)
+    tensor[part.dst_size :].zero_()
+    return Parameter(tensor, {None: part})
+
+
+class Embedding:
+    """input_ids [T] int32 -> hidden [T, H]."""
+
+    def __init__(self, build: BuildContext, vocab_size: int, hidden_size: int) -> None:
+        self.weight = vocab_parameter(build, vocab_size, hidden_size)
+        part = self.weight.parts[None]
+        self._first, self._count, self._size = part.start, part.size, build.size
+
+    def run(self, ids: torch.Tensor, out: torch.Tensor, communicator: Communicator) -> None:
+        if self._size == 1:
+            torch.index_select(self.weight.tensor, 0, ids, out=out)
+            return
+        local = ids - self._first
+        is_mine = (local >= 0) & (local < self._count)
+        torch.index_select(self.weight.tensor, 0, local.masked_fill(~is_mine, 0), out=out)
+        out.masked_fill_(~is_mine[:, None], 0)
+        communicator.all_reduce(out)
+
+
+class Head:
+    """normed hidden [N, H] -> this rank's logits [N, ceil(vocab / size)]."""
+
+    def __init__(
+        self, build: BuildContext, vocab_size: int, hidden_size: int, tied: Parameter | None
+    ) -> None:
+        self.is_tied = tied is not None
+        self.weight = tied or vocab_parameter(build, vocab_size, hidden_size)
+        self._signature = ProductSignature(
+            in_features=hidden_size,
+            out_features=len(self.weight.tensor),
+            dtype=build.dtype,
+            device_type=build.device.type,
+            batch_invariant=build.batch_invariant,
+        )
+
+    def bind(self) -> None:
+        """Choose kernels; call when the weights are loaded."""
+        self._product = bind(
+            "linear", linear.CANDIDATES, self._signature, weight=self.weight.tensor
+        )
+
+    def run(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        self._product(len(x), x, out)

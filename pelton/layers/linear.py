@@ -1,0 +1,133 @@
+"""Products that know their shard and bind their kernels once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+
+from pelton.layers.context import BuildContext, Communicator
+from pelton.layers.parameter import Parameter, Part, PartName, shard, whole
+from pelton.ops import linear, linear_add, norm_linear
+from pelton.ops.product import ProductSignature
+from pelton.ops.registry import bind
+
+
+def vector(build: BuildContext, size: int) -> Parameter:
+    """A [size] weight that every rank holds whole (a norm)."""
+    return Parameter(build.weight(size), {None: whole((size,))})
+
+
+class NormLinear:
+    """activation(rms_norm(x) @ W.T + b), output rows cut over the ranks.
+
+    parts: of W, by name; the bias, if any, is cut likewise.
+    """
+
+    def __init__(
+        self,
+        build: BuildContext,
+        in_features: int,
+        parts: Mapping[PartName, Part],
+        *,
+        norm_eps: float,
+        has_bias: bool,
+        silu_mul: bool = False,
+    ) -> None:
+        self.out_features = sum(part.dst_size for part in parts.values())
+        self._signature = ProductSignature(
+            in_features=in_features,
+            out_features=self.out_features,
+            dtype=build.dtype,
+            device_type=build.device.type,
+            has_bias=has_bias,
+            batch_invariant=build.batch_invariant,
+            activation="silu_mul" if silu_mul else None,
+            norm_eps=norm_eps,
+        )
+        self.weight = Parameter(build.weight(self.out_features, in_features), parts)
+        self.bias = _bias(build, self.out_features, parts) if has_bias else None
+        self.norm = vector(build, in_features)
+
+    def bind(self) -> None:
+        """Choose kernels; call when the weights are loaded."""
+        weights = {"weight": self.weight.tensor, "norm_weight": self.norm.tensor}
+        if self.bias is not None:
+            weights["bias"] = self.bias.tensor
+        self.run = bind("norm_linear", norm_linear.CANDIDATES, self._signature, **weights)
+
+    def parameters(self, name: str, norm_name: str) -> dict[str, Parameter]:
+        return {f"{norm_name}.weight": self.norm, **_named(name, self.weight, self.bias)}
+
+
+class LinearAdd:
+    """residual += x @ W.T + b, input columns cut over the ranks; partial sums are all-reduced."""
+
+    def __init__(
+        self, build: BuildContext, in_features: int, out_features: int, *, unit: int, has_bias: bool
+    ) -> None:
+        part = shard((out_features, in_features), build.rank, build.size, dim=1, unit=unit)
+        self._size = build.size
+        self._signature = ProductSignature(
+            in_features=part.size,
+            out_features=out_features,
+            dtype=build.dtype,
+            device_type=build.device.type,
+            has_bias=has_bias,
+            batch_invariant=build.batch_invariant,
+        )
+        self.weight = Parameter(build.weight(out_features, part.size), {None: part})
+        self.bias = vector(build, out_features) if has_bias else None
+
+    def bind(self) -> None:
+        """Choose kernels; call when the weights are loaded."""
+        weights = {"weight": self.weight.tensor}
+        if self.bias is not None:
+            weights["bias"] = self.bias.tensor
+        if self._size == 1:
+            self._add = bind("linear_add", linear_add.CANDIDATES, self._signature, **weights)
+        else:
+            # Each rank would add the bias: it comes once, after the sum.
+            signature = replace(self._signature, has_bias=False)
+            self._product = bind("linear", linear.CANDIDATES, signature, weight=self.weight.tensor)
+
+    def run(self, x: torch.Tensor, residual: torch.Tensor, communicator: Communicator) -> None:
+        """x: [T, in_features / size]; residual: [T, out_features], changed in place."""
+        if self._size == 1:
+            self._add(len(x), x, residual)
+            return
+        partial = torch.empty_like(residual)
+        self._product(len(x), x, partial)
+        communicator.all_reduce(partial)
+        residual.add_(partial)
+        if self.bias is not None:
+            residual.add_(self.bias.tensor)
+
+    def parameters(self, name: str) -> dict[str, Parameter]:
+        return _named(name, self.weight, self.bias)
+
+
+def _bias(build: BuildContext, size: int, parts: Mapping[PartName, Part]) -> Parameter:
+    """A bias cut like the rows of its weight."""
+    return Parameter(
+        build.weight(size),
+        {
+            name: Part(
+                source_shape=part.source_shape[:1],
+                dim=0,
+                start=part.start,
+                size=part.size,
+                dst_start=part.dst_start,
+                dst_size=part.dst_size,
+            )
+            for name, part in parts.items()
+        },
+    )
+
+
+def _named(name: str, weight: Parameter, bias: Parameter | None) -> dict[str, Parameter]:
+    named = {f"{name}.weight": weight}
+    if bias is not None:
+        named[f"{name}.bias"] = bias
+    return named

@@ -1,0 +1,41 @@
+"""The gated feed-forward network of a decoder layer: two calls."""
+
+from __future__ import annotations
+
+from pelton.config.model import ModelConfig
+from pelton.layers.context import BuildContext, StepContext
+from pelton.layers.linear import LinearAdd, NormLinear
+from pelton.layers.parameter import Parameter, shard
+
+
+class GatedMLP:
+    """norm, gate and up products, silu(gate) * up, down product into the residual stream."""
+
+    def __init__(self, build: BuildContext, config: ModelConfig) -> None:
+        hidden, width = config.hidden_size, config.intermediate_size
+        gate = shard((width, hidden), build.rank, build.size)
+        up = shard((width, hidden), build.rank, build.size, dst_start=gate.dst_size)
+        self.gate_up = NormLinear(
+            build,
+            hidden,
+            {"gate": gate, "up": up},
+            norm_eps=config.rms_norm_eps,
+            has_bias=config.mlp_bias,
+            silu_mul=True,
+        )
+        self.down = LinearAdd(build, width, hidden, unit=1, has_bias=config.mlp_bias)
+
+    def bind(self) -> None:
+        self.gate_up.bind()
+        self.down.bind()
+
+    def run(self, ctx: StepContext) -> None:
+        buffers = ctx.buffers
+        self.gate_up.run(ctx.num_tokens, buffers.hidden, buffers.activation, buffers.gate_up)
+        self.down.run(buffers.activation, buffers.hidden, ctx.communicator)
+
+    def parameters(self, prefix: str) -> dict[str, Parameter]:
+        return {
+            **self.gate_up.parameters(f"{prefix}.gate_up", f"{prefix}.post_norm"),
+            **self.down.parameters(f"{prefix}.down"),
+        }

@@ -1,0 +1,54 @@
+"""What the engine asks of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import torch
+
+from pelton.checkpoint.name_map import NameRules
+from pelton.config.model import ModelConfig
+from pelton.core.kv.spec import LayerKV
+from pelton.layers.context import BuildContext, Communicator, StepContext, Widths
+from pelton.layers.parameter import Parameter
+
+
+class Model(Protocol):
+    """A decoder. `embed`, `run_layers` and `head` run inside launches and write into given memory.
+
+    A pipeline stage runs a range of layers; `taps` are layer indices whose input hidden states a
+    drafter wants; `rows` restricts the work to a row subset. Both are empty in plain generation.
+    """
+
+    config: ModelConfig
+    num_layers: int
+    vocab_shard_size: int
+    names: Mapping[str, NameRules]
+    """Weight-name rules by checkpoint format ("safetensors", "gguf")."""
+
+    def __init__(self, build: BuildContext, config: ModelConfig) -> None: ...
+
+    def parameters(self) -> dict[str, Parameter]: ...
+
+    def bind(self) -> None:
+        """Choose every layer's kernels; call when the weights are loaded."""
+        ...
+
+    def kv_layers(self, block_size: int) -> list[LayerKV]: ...
+
+    def widths(self) -> Widths: ...
+
+    def embed(self, ids: torch.Tensor, out: torch.Tensor, communicator: Communicator) -> None:
+        """ids: [T] int32 -> out: [T, H]."""
+        ...
+
+    def run_layers(
+        self, lo: int, hi: int, ctx: StepContext, taps: Sequence[int], rows: Sequence[int]
+    ) -> None:
+        """Layers lo..hi (half-open) on ctx.buffers.hidden, in place."""
+        ...
+
+    def head(self, hidden: torch.Tensor, out: torch.Tensor) -> None:
+        """hidden: [N, H], before the final norm -> out: [N, vocab_shard_size] logits."""
+        ...

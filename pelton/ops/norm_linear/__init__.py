@@ -1,0 +1,18 @@
+"""norm_linear(x, out, scratch): out = activation(rms_norm(x) @ weight.T (+ bias)).
+
+x: [T, in_features], the residual stream, not changed. out: [T, out_features], or half as wide with
+activation "silu_mul". scratch: [T, out_features], given when there is an activation, else `out`.
+norm_weight: [in_features]. The norm is computed in float32 (float64 for float64 input), as Llama
+does. Sources: RMS norm, arXiv 1910.07467; SwiGLU, arXiv 2002.05202. Tolerance as for linear.
+"""
+
+from __future__ import annotations
+
+from pelton.ops.product import takes_any, takes_invariant, takes_single_row
+from pelton.ops.registry import Candidate
+
+CANDIDATES = (
+    Candidate("matvec", "pelton.ops.norm_linear.reference:matvec", takes_single_row, max_rows=1),
+    Candidate("reference", "pelton.ops.norm_linear.reference:matmul", takes_any),
+    Candidate("tiled", "pelton.ops.norm_linear.reference:tiled", takes_invariant),
+)

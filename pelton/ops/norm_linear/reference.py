@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from pelton.ops.linear import reference as linear
+from pelton.ops.product import ProductSignature
+from pelton.ops.registry import Kernel
+
+Product = Callable[[ProductSignature, torch.Tensor, torch.Tensor | None], Kernel]
+
+
+def _after_norm(make_product: Product) -> Callable[..., Kernel]:
+    def factory(
+        signature: ProductSignature,
+        weight: torch.Tensor,
+        norm_weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+    ) -> Kernel:
+        product = make_product(signature, weight, bias)
+        shape = (signature.in_features,)
+        eps = signature.norm_eps
+        half = signature.out_features // 2
+
+        def kernel(x: torch.Tensor, out: torch.Tensor, scratch: torch.Tensor) -> None:
+            product(F.rms_norm(x, shape, norm_weight, eps), scratch)
+
+        def kernel_silu_mul(x: torch.Tensor, out: torch.Tensor, scratch: torch.Tensor) -> None:
+            product(F.rms_norm(x, shape, norm_weight, eps), scratch)
+            torch.mul(F.silu(scratch[:, :half]), scratch[:, half:], out=out)
+
+        return kernel if signature.activation is None else kernel_silu_mul
+
+    return factory
+
+
+matmul = _after_norm(linear.matmul)
+matvec = _after_norm(linear.matvec)
+tiled = _after_norm(linear.tiled)

@@ -1,0 +1,54 @@
+"""paged_attention(query, kv, meta, out, lse): causal attention over paged keys and values.
+
+query: [T, Hq, D], rotated. kv: [num_blocks, block_size, 2, Hk, D], this step's keys and values
+already stored. out: [T, Hq, D]; padding tokens get 0. lse: [T, Hq] float32 or None: the natural
+log of the softmax's denominator, for merging partial results. Query head h reads key head
+h * Hk // Hq. Scores are scaled by `scale`; query token i of a row sees the row's first
+seq_len - query_len + i + 1 tokens.
+Tolerance against float64: 1e-5 in float32, 2e-2 in bfloat16.
+Sources: paged KV, arXiv 2309.06180; online softmax, arXiv 1805.02867.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from pelton.core.plan import Int32Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionSignature:
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    dtype: torch.dtype
+    device_type: str
+    window: int | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class AttentionMetadata:
+    """One KV group's view of a batch.
+
+    Device: query_start_loc [B + 1], seq_lens [B], block_table [B, W] int32; kv_slots [T] int64, the
+    slot mapping with padding sent to the null block.
+    Host: num_rows live rows; query_lens, seq_len_bounds [num_rows]; seq_len_bounds are the device's
+    seq_lens if bounds_are_exact, else upper bounds; the first num_decode_rows rows have one query
+    token.
+    prepared: what the backend computed once for all layers of the group, on the device.
+    """
+
+    query_start_loc: torch.Tensor
+    seq_lens: torch.Tensor
+    block_table: torch.Tensor
+    kv_slots: torch.Tensor
+    num_rows: int
+    query_lens: Int32Array
+    seq_len_bounds: Int32Array
+    bounds_are_exact: bool
+    num_decode_rows: int
+    prepared: dict[str, Any] = field(default_factory=dict)

@@ -1,0 +1,150 @@
+"""Through torch's fused attention: decode rows together, prefill rows one by one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from pelton.ops.paged_attention import AttentionMetadata, AttentionSignature
+from pelton.ops.paged_attention.reference import row_mask
+from pelton.ops.registry import Kernel
+
+# Decode rows share one padded gather as long as the longest is at most this much longer than the
+# shortest; shorter ones than _SHORT tokens always share.
+_MAX_STRETCH = 2
+_SHORT = 256
+
+
+@dataclass(slots=True)
+class DecodeBucket:
+    """Decode rows that are attended together. rows: [n] int64, or None for the first n rows in
+    order; blocks: [n * W] int32 flat block ids; mask: [n, 1, 1, W * block_size], 0 or -inf."""
+
+    rows: torch.Tensor | None
+    num_rows: int
+    blocks: torch.Tensor
+    mask: torch.Tensor
+
+
+@dataclass(slots=True)
+class PrefillRow:
+    """A row with several query tokens, tokens start:end; blocks: [W] int32, or None when the row
+    has no earlier tokens; visible: [query_len, W * block_size] bool or None likewise."""
+
+    start: int
+    end: int
+    blocks: torch.Tensor | None
+    visible: torch.Tensor | None
+
+
+def prepare(
+    meta: AttentionMetadata, *, block_size: int, window: int | None, dtype: torch.dtype
+) -> None:
+    """Fill meta.prepared with "decode" buckets and "prefill" rows; runs on the device."""
+    device = meta.block_table.device
+    num_decode = meta.num_decode_rows
+    buckets = []
+    for rows_np, longest in _buckets(meta.seq_len_bounds[:num_decode]):
+        width = -(-longest // block_size)
+        if len(rows_np) == num_decode:
+            rows = None
+            table, seq_lens = meta.block_table[:num_decode], meta.seq_lens[:num_decode]
+        else:
+            rows = torch.from_numpy(rows_np).to(device, non_blocking=True)
+            table, seq_lens = meta.block_table[rows], meta.seq_lens[rows]
+        key = torch.arange(width * block_size, device=device)
+        hidden = key >= seq_lens[:, None]
+        if window is not None:
+            hidden |= key < seq_lens[:, None] - window
+        mask = torch.zeros(hidden.shape, dtype=dtype, device=device)
+        mask.masked_fill_(hidden, float("-inf"))
+        buckets.append(
+            DecodeBucket(rows, len(rows_np), table[:, :width].flatten(), mask[:, None, None, :])
+        )
+    prefill = []
+    end = num_decode
+    for row in range(num_decode, meta.num_rows):
+        start, end = end, end + int(meta.query_lens[row])
+        bound = int(meta.seq_len_bounds[row])
+        if meta.bounds_are_exact and bound == end - start and window is None:
+            prefill.append(PrefillRow(start, end, None, None))
+            continue
+        width = -(-bound // block_size)
+        visible = row_mask(end - start, width * block_size, meta.seq_lens[row], window)
+        prefill.append(PrefillRow(start, end, meta.block_table[row, :width], visible))
+    meta.prepared["decode"] = buckets
+    meta.prepared["prefill"] = prefill
+    meta.prepared["end"] = end
+
+
+def _buckets(bounds: np.ndarray) -> list[tuple[np.ndarray, int]]:
+    """Rows [n] int64 and their longest bound, longest buckets last; one bucket when lengths are
+    alike, in row order."""
+    if len(bounds) == 0:
+        return []
+    order = np.argsort(bounds, kind="stable")
+    buckets = []
+    first = 0
+    while first < len(order):
+        limit = max(_SHORT, _MAX_STRETCH * int(bounds[order[first]]))
+        last = int(np.searchsorted(bounds[order], limit, side="right"))
+        buckets.append((order[first:last].astype(np.int64), int(bounds[order[last - 1]])))
+        first = last
+    return buckets
+
+
+def paged_attention(signature: AttentionSignature) -> Kernel:
+    num_heads, num_kv_heads = signature.num_heads, signature.num_kv_heads
+    head_dim, scale = signature.head_dim, signature.scale
+    group_size = num_heads // num_kv_heads
+
+    def kernel(
+        query: torch.Tensor,
+        kv: torch.Tensor,
+        meta: AttentionMetadata,
+        out: torch.Tensor,
+        lse: torch.Tensor | None = None,
+    ) -> None:
+        assert lse is None, "this candidate returns no log-sum-exp"
+        block_size = kv.shape[1]
+        for bucket in meta.prepared["decode"]:
+            n = bucket.num_rows
+            pages = kv.index_select(0, bucket.blocks)
+            keys, values = pages.view(n, -1, 2, num_kv_heads, head_dim).permute(2, 0, 3, 1, 4)
+            rows = query[:n] if bucket.rows is None else query[bucket.rows]
+            # The query heads of one key head go in as its query tokens: keys are read once.
+            result = F.scaled_dot_product_attention(
+                rows.view(n, num_kv_heads, group_size, head_dim),
+                keys,
+                values,
+                attn_mask=bucket.mask,
+                scale=scale,
+            ).reshape(n, num_heads, head_dim)
+            if bucket.rows is None:
+                out[:n] = result
+            else:
+                out[bucket.rows] = result
+        for row in meta.prepared["prefill"]:
+            tokens = slice(row.start, row.end)
+            if row.blocks is None:
+                # Nothing was cached: this step's own keys and values are all there is.
+                pages = kv.view(-1, 2, num_kv_heads, head_dim)[meta.kv_slots[tokens]]
+            else:
+                pages = kv.index_select(0, row.blocks).flatten(0, 1)
+            keys, values = pages.permute(1, 2, 0, 3)[:, None]
+            result = F.scaled_dot_product_attention(
+                query[tokens].transpose(0, 1)[None],
+                keys,
+                values,
+                attn_mask=row.visible,
+                is_causal=row.blocks is None,
+                scale=scale,
+                enable_gqa=group_size > 1,
+            )
+            out[tokens] = result[0].transpose(0, 1)
+        out[meta.prepared["end"] :].zero_()
+
+    return kernel

@@ -1,0 +1,58 @@
+"""What the product ops (linear, linear_add, norm_linear) share: signature, refusals, tiles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+INVARIANT_TILE = 16
+"""Rows of every product in batch-invariant mode: one shape, so one order of summation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProductSignature:
+    """A product with a weight [out_features, in_features].
+
+    activation: "silu_mul" halves the output: silu(first half) * second half.
+    norm_eps: of the RMS norm before the product (norm_linear), or None.
+    """
+
+    in_features: int
+    out_features: int
+    dtype: torch.dtype
+    device_type: str
+    has_bias: bool = False
+    batch_invariant: bool = False
+    activation: Literal["silu_mul"] | None = None
+    norm_eps: float | None = None
+
+
+def takes_any(signature: ProductSignature) -> str | None:
+    return "its sums depend on the number of rows" if signature.batch_invariant else None
+
+
+def takes_invariant(signature: ProductSignature) -> str | None:
+    return None if signature.batch_invariant else "only for batch_invariant=True (slower)"
+
+
+def takes_single_row(signature: ProductSignature) -> str | None:
+    if signature.has_bias:
+        return "has a bias"
+    if signature.device_type != "cpu":
+        return "only faster on CPU"
+    return takes_any(signature)
+
+
+def tiled_product(x: torch.Tensor, weight_t: torch.Tensor, out: torch.Tensor) -> None:
+    """out [T, M] = x [T, K] @ weight_t [K, M], always INVARIANT_TILE rows at a time."""
+    num_rows = x.shape[0]
+    whole = num_rows - num_rows % INVARIANT_TILE
+    for start in range(0, whole, INVARIANT_TILE):
+        end = start + INVARIANT_TILE
+        torch.mm(x[start:end], weight_t, out=out[start:end])
+    if whole < num_rows:
+        tile = x.new_zeros((INVARIANT_TILE, x.shape[1]))
+        tile[: num_rows - whole] = x[whole:]
+        out[whole:] = torch.mm(tile, weight_t)[: num_rows - whole]

@@ -1,0 +1,9 @@
+"""store_kv(kv, pool, kv_slots): put a step's keys and values into their slots.
+
+kv: [T, 2 * Hk * D], a token's keys then its values. pool: [num_blocks * block_size, 2 * Hk * D].
+kv_slots: [T] int64, >= 0; padding tokens point into the null block.
+"""
+
+from pelton.ops.store_kv.reference import store_kv
+
+__all__ = ["store_kv"]

@@ -1,0 +1,189 @@
+"""All wiring of one rank, in one readable order."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from pelton.attention.backend import AttentionBackend
+from pelton.attention.table import BACKENDS
+from pelton.attention.zeroing import NewBlockZeroing
+from pelton.batch.block_tables import BlockTables
+from pelton.batch.builder import BatchBuilder
+from pelton.batch.input_buffers import InputBuffers
+from pelton.batch.participant import StepParticipant
+from pelton.batch.row_state import RowState
+from pelton.batch.staged import Staging
+from pelton.config.engine import EngineConfig
+from pelton.core.descriptor import Descriptor
+from pelton.core.kv.groups import group_layers
+from pelton.core.kv.spec import KVGroup
+from pelton.device.protocol import Device
+from pelton.forward.eager import EagerExecutor, allocate_buffers, as_live
+from pelton.forward.stages import FirstStage, LaterStage, Link, Stage, WholeModel
+from pelton.layers.context import Communicator, OneRank
+from pelton.model_state.default import DefaultModelState
+from pelton.models.protocol import Model
+from pelton.ops.step_tensors import RowTensors
+from pelton.runner.heads.protocol import Head
+from pelton.runner.heads.relay import RelayHead
+from pelton.runner.heads.results import ResultRing
+from pelton.runner.heads.sample import SampleHead
+from pelton.runner.memory import allocate_kv
+from pelton.runner.model_runner import ModelRunner
+from pelton.sampling.rows import SamplingRows
+from pelton.sampling.sampler import Sampler
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelinePlace:
+    """Where a rank stands in a pipeline: layers lo:hi and its links to the neighbours."""
+
+    lo: int
+    hi: int
+    previous: Link | None = None
+    following: Link | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assembled:
+    runner: ModelRunner
+    groups: tuple[KVGroup, ...]
+    reserved_slot: int
+
+
+def attention_backend(config: EngineConfig) -> AttentionBackend:
+    """The backend that the configuration names."""
+    module, name = BACKENDS[config.attention_backend].split(":")
+    return getattr(importlib.import_module(module), name)()  # type: ignore[no-any-return]
+
+
+def assemble(
+    config: EngineConfig,
+    device: Device,
+    model: Model,
+    backend: AttentionBackend,
+    *,
+    place: PipelinePlace | None = None,
+    communicator: Communicator | None = None,
+    choose: Callable[[Descriptor], Descriptor] = as_live,
+) -> Assembled:
+    """A runner for `model`, whose weights are loaded and bound.
+
+    choose: live shape -> executed shape, for executors or tests that pad; never beyond
+        max_num_seqs rows and max_num_batched_tokens tokens.
+    """
+    dtype = getattr(torch, config.dtype)
+    max_rows = config.scheduler.max_num_seqs
+    max_tokens = config.scheduler.max_num_batched_tokens
+    num_drafts = config.num_speculative_tokens
+    depth = config.scheduler.max_steps_in_flight
+    layers = model.kv_layers(config.cache.block_size)
+    groups = group_layers(layers)
+    max_logprobs = min(config.max_logprobs, config.model.vocab_size)
+
+    # Everything that is staged declares itself before the staging area gets its addresses.
+    staging = Staging(device, depth)
+    rows = RowState(
+        staging,
+        max_num_seqs=max_rows,
+        max_model_len=config.max_model_len,
+        num_drafts=num_drafts,
+    )
+    tables = BlockTables(staging, groups, max_num_seqs=max_rows, max_model_len=config.max_model_len)
+    buffers = InputBuffers(
+        device,
+        staging,
+        "batch",
+        max_rows=max_rows,
+        max_tokens=max_tokens,
+        rows_per_request=1 + num_drafts,
+        table_widths=[-(-config.max_model_len // group.block_size) for group in groups],
+        block_sizes=tables.block_sizes,
+    )
+    sampling_rows = SamplingRows(
+        staging,
+        num_rows=rows.num_rows,
+        vocab_size=config.model.vocab_size,
+        max_logprobs=max_logprobs,
+    )
+    # One order for every hook. The sampler first: it alone can refuse a request.
+    participants: list[StepParticipant] = [sampling_rows]
+    zeroing = NewBlockZeroing(device, staging, config.cache.num_blocks, tables.block_sizes)
+    if backend.reads_past_end:
+        participants.append(zeroing)
+    staging.allocate()
+
+    def row_tensors() -> RowTensors:
+        return rows.tensors(tables.tensors, tables.block_sizes)
+
+    kv = allocate_kv(device, backend, layers, config.cache.num_blocks)
+    zeroing.pools = kv
+    model_state = DefaultModelState(
+        device,
+        config.model,
+        backend,
+        groups,
+        dtype=dtype,
+        max_tokens=max_tokens,
+        max_model_len=config.max_model_len,
+    )
+    stage = _stage(device, model, place)
+    executor = EagerExecutor(
+        device,
+        model,
+        model_state,
+        stage,
+        allocate_buffers(device, model.widths(), max_tokens, dtype),
+        kv,
+        communicator or OneRank(),
+        choose,
+    )
+    head: Head
+    if place is not None and place.following is not None:
+        head = RelayHead(
+            device, row_tensors, place.following, max_rows=max_rows, num_drafts=num_drafts
+        )
+    else:
+        head = SampleHead(
+            device,
+            model,
+            Sampler.for_device(device, sampling_rows),
+            row_tensors,
+            ResultRing(
+                device,
+                depth=depth,
+                max_rows=max_rows,
+                num_drafts=num_drafts,
+                max_logprobs=max_logprobs,
+            ),
+            max_rows=max_rows,
+            num_drafts=num_drafts,
+            max_logprobs=max_logprobs,
+            dtype=dtype,
+            after_sample=None
+            if place is None or place.previous is None
+            else place.previous.send_sampled,
+        )
+    runner = ModelRunner(
+        staging=staging,
+        rows=rows,
+        tables=tables,
+        builder=BatchBuilder(device, rows, tables, buffers),
+        executor=executor,
+        head=head,
+        participants=participants,
+    )
+    return Assembled(runner=runner, groups=groups, reserved_slot=rows.reserved_slot)
+
+
+def _stage(device: Device, model: Model, place: PipelinePlace | None) -> Stage:
+    if place is None:
+        return WholeModel(device, model)
+    if place.previous is None:
+        assert place.following is not None, "a pipeline of one stage is no pipeline"
+        return FirstStage(device, model, place.hi, place.following)
+    return LaterStage(place.lo, place.hi, place.previous, place.following)

@@ -1,0 +1,42 @@
+"""A pipeline stage that is not the last: its rows advance by what the last stage sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from pelton.device.protocol import Device
+from pelton.forward.in_flight import InFlight, Nothing, Sent
+from pelton.forward.stages import Link
+from pelton.ops.advance import advance
+from pelton.ops.step_tensors import RowTensors
+from pelton.runner.heads.results import NoResult
+
+
+class RelayHead:
+    """Receives the packed results [B, 1 + K + 2] of every step and advances the rows."""
+
+    def __init__(
+        self,
+        device: Device,
+        rows: Callable[[], RowTensors],
+        link: Link,
+        *,
+        max_rows: int,
+        num_drafts: int,
+    ) -> None:
+        self._device = device
+        self._rows = rows
+        self._link = link
+        self._num_drafts = num_drafts
+        self._packed = device.zeros((max_rows, num_drafts + 3), torch.int32)
+
+    def run(self, in_flight: InFlight) -> NoResult:
+        if not isinstance(in_flight, Nothing):
+            assert isinstance(in_flight, Sent)
+            step = in_flight.batch.step
+            packed = self._packed[: in_flight.batch.descriptor.num_rows]
+            self._link.receive_sampled(packed)
+            self._device.launch(advance, self._rows(), step, packed[:, :-2], packed[:, -2])
+        return NoResult(in_flight.step_id, 1 + self._num_drafts, in_flight.failed)

@@ -1,0 +1,118 @@
+"""Hidden states become tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from pelton.batch.input_batch import InputBatch
+from pelton.device.protocol import Device
+from pelton.forward.in_flight import Final, InFlight, Nothing
+from pelton.models.protocol import Model
+from pelton.ops.advance import advance
+from pelton.ops.step_tensors import RowTensors
+from pelton.ops.verify import verify
+from pelton.runner.heads.results import NoResult, PendingResult, ResultRing
+from pelton.sampling.logits_source import LogitsSource
+from pelton.sampling.sampler import SampleOutput, SamplePlan, Sampler
+
+
+class SampleHead:
+    """Head product, sampling, verification, the copy to the host, and the rows' advance.
+
+    after_sample: queues what other stages are told, [B, 1 + K + 2] packed results.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        model: Model,
+        sampler: Sampler,
+        rows: Callable[[], RowTensors],
+        ring: ResultRing,
+        *,
+        max_rows: int,
+        num_drafts: int,
+        max_logprobs: int,
+        dtype: torch.dtype,
+        after_sample: Callable[[torch.Tensor], None] | None = None,
+    ) -> None:
+        max_logits = max_rows * (1 + num_drafts)
+        self._device = device
+        self._model = model
+        self._sampler = sampler
+        self._rows = rows
+        self._ring = ring
+        self._num_drafts = num_drafts
+        self._logits = device.empty((max_logits, model.vocab_shard_size), dtype)
+        self._output = SampleOutput.allocate(device, max_logits, max_logprobs)
+        self._packed = device.zeros((max_rows, num_drafts + 3), torch.int32)
+        self._after_sample = after_sample or (lambda packed: None)
+
+    def run(self, in_flight: InFlight) -> PendingResult | NoResult:
+        if isinstance(in_flight, Nothing):
+            return NoResult(in_flight.step_id, 1 + self._num_drafts, in_flight.failed)
+        assert isinstance(in_flight, Final)
+        batch = in_flight.batch
+        plan = self._plan(batch)
+        rows = self._rows()
+        packed = self._packed[: batch.descriptor.num_rows]
+        source = LogitsSource(
+            in_flight.hidden,
+            batch.inputs.logits_indices,
+            self._model.head,
+            self._logits[: batch.num_logits],
+        )
+        self._device.launch(self._sample, plan, source, batch, rows, packed)
+        self._after_sample(packed)
+        slot = self._ring.lease()
+        n, logits = batch.num_rows, batch.num_logits
+        self._device.copy_to_host(slot.packed[:n], packed[:n])
+        if plan.logprob_spans:
+            width, output = plan.logprob_width, self._output
+            for target, values in (
+                (slot.token_logprobs[:logits], output.token_logprobs[:logits]),
+                (slot.ranks[:logits], output.ranks[:logits]),
+                (slot.top_ids[:logits, :width], output.top_ids[:logits, :width]),
+                (slot.top_logprobs[:logits, :width], output.top_logprobs[:logits, :width]),
+            ):
+                self._device.copy_to_host(target, values)
+        event = self._device.record_event()
+        self._device.launch(advance, rows, batch.step, packed[:, :-2], packed[:, -2])
+        return PendingResult(
+            step_id=in_flight.step_id,
+            event=event,
+            ring=self._ring,
+            slot=slot,
+            batch=batch,
+            logprob_width=plan.logprob_width if plan.logprob_spans else None,
+            failed=in_flight.failed,
+        )
+
+    def _plan(self, batch: InputBatch) -> SamplePlan:
+        counts = batch.num_logits_np
+        slots = np.repeat(batch.slots_np, counts)
+        # The first verification row of a request is its first token less its drafts.
+        offset = np.arange(len(slots)) - np.repeat(counts.cumsum() - counts, counts)
+        first = batch.seq_len_bound_np - counts
+        if not batch.bounds_are_exact:
+            # Steps in flight may reject every draft that the bound counts as computed.
+            first = first - self._num_drafts * len(self._ring)
+        return self._sampler.plan(slots, (np.repeat(first, counts) + offset).astype(np.int32))
+
+    def _sample(
+        self,
+        plan: SamplePlan,
+        source: LogitsSource,
+        batch: InputBatch,
+        rows: RowTensors,
+        packed: torch.Tensor,
+    ) -> None:
+        inputs, output, n = batch.inputs, self._output, batch.num_logits
+        if n:
+            self._sampler.run(
+                plan, source.logits(), inputs.logits_slots, inputs.logits_positions, output
+            )
+        verify(batch.step, rows.fields, output.token_ids[:n], output.status[:n], packed)

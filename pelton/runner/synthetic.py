@@ -1,0 +1,53 @@
+"""Steps that no request asked for, as ordinary plans on the reserved row.
+
+All batch rows of such a plan are the reserved row, whose block table is empty: its keys and values
+go to the null block, and nobody reads what it samples.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pelton.config.params import SamplingParams
+from pelton.core.plan import NewRow, SlotRef, StepPlan
+from pelton.runner.model_runner import ModelRunner
+
+STEP_ID = -1
+
+
+def synthetic_plan(
+    reserved_slot: int, *, query_lens: list[int], num_groups: int, params: SamplingParams
+) -> StepPlan:
+    """A plan of len(query_lens) rows with that many query tokens each, sorted ascending."""
+    ref = SlotRef(reserved_slot, 0)
+    num_rows = len(query_lens)
+    row = NewRow(
+        ref=ref,
+        request_id="synthetic",
+        token_ids=np.zeros(max(query_lens), np.int32),
+        prompt_len=max(query_lens),
+        num_computed_tokens=0,
+        block_ids=tuple(np.zeros(0, np.int32) for _ in range(num_groups)),
+        params=params,
+        seed=0,
+    )
+    return StepPlan(
+        step=STEP_ID,
+        refs=[ref] * num_rows,
+        num_scheduled_tokens=np.array(sorted(query_lens), np.int32),
+        num_drafts=np.zeros(num_rows, np.int32),
+        num_computed_bound=np.zeros(num_rows, np.int32),
+        samples=np.ones(num_rows, np.bool_),
+        new_rows=[row],
+    )
+
+
+def warm_up(runner: ModelRunner, reserved_slot: int, *, num_groups: int, max_tokens: int) -> None:
+    """Run each kind of step once, so that the first request pays for no lazy initialisation."""
+    sampled = SamplingParams(temperature=1.0, top_p=0.9)
+    for query_lens in ([1], [1, min(16, max_tokens - 1)] if max_tokens > 1 else [1]):
+        for params in (SamplingParams(temperature=0.0), sampled):
+            plan = synthetic_plan(
+                reserved_slot, query_lens=query_lens, num_groups=num_groups, params=params
+            )
+            runner.finish(runner.start(plan)).collect()

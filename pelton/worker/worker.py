@@ -1,0 +1,103 @@
+"""One device: a loaded model and its runner."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable
+
+import torch
+
+from pelton.checkpoint.source import Checkpoint
+from pelton.config.engine import EngineConfig
+from pelton.core.descriptor import Descriptor
+from pelton.core.kv.spec import KVGroup
+from pelton.core.plan import StepPlan
+from pelton.device.protocol import Device
+from pelton.device.table import DEVICES
+from pelton.forward.eager import as_live
+from pelton.layers.context import BuildContext
+from pelton.models.protocol import Model
+from pelton.models.table import MODELS
+from pelton.runner.assemble import assemble, attention_backend
+from pelton.runner.heads.protocol import StepOutcome
+from pelton.runner.synthetic import warm_up
+from pelton.weights.loader import load_weights
+from pelton.weights.source import open_source
+
+
+def make_device(config: EngineConfig) -> Device:
+    """The device that the configuration names."""
+    kind, _, index = config.device.partition(":")
+    module, name = DEVICES[kind].split(":")
+    device_class = getattr(importlib.import_module(module), name)
+    if kind == "cuda":
+        return device_class(int(index or 0))  # type: ignore[no-any-return]
+    if kind == "cpu":
+        return device_class(config.num_threads)  # type: ignore[no-any-return]
+    return device_class()  # type: ignore[no-any-return]
+
+
+def load_model(config: EngineConfig, build: BuildContext, checkpoint: Checkpoint) -> Model:
+    """Build the model, fill every parameter, choose kernels."""
+    module, name = MODELS[config.model.architecture].split(":")
+    model: Model = getattr(importlib.import_module(module), name)(build, config.model)
+    rules = model.names[checkpoint.load_format]
+    parameters = model.parameters()
+    source = open_source(checkpoint, parameters, rules, seed=config.seed)
+    load_weights(parameters, source, rules, head_dim=config.model.head_dim)
+    model.bind()
+    return model
+
+
+class Worker:
+    """Owns a device's memory. `execute` queues a step and waits for nothing.
+
+    phases: seconds of each start phase, in order.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        checkpoint: Checkpoint,
+        *,
+        device: Device | None = None,
+        choose: Callable[[Descriptor], Descriptor] = as_live,
+    ) -> None:
+        self.phases: dict[str, float] = {}
+        self.device = device or make_device(config)
+        backend = attention_backend(config)
+        build = BuildContext(
+            device=self.device.torch_device,
+            dtype=getattr(torch, config.dtype),
+            backend=backend,
+            batch_invariant=config.batch_invariant,
+        )
+        with torch.inference_mode():
+            started = time.perf_counter()
+            self.model = load_model(config, build, checkpoint)
+            self.phases["load weights"] = time.perf_counter() - started
+            started = time.perf_counter()
+            self._assembled = assemble(config, self.device, self.model, backend, choose=choose)
+            self.phases["allocate"] = time.perf_counter() - started
+            started = time.perf_counter()
+            warm_up(
+                self._assembled.runner,
+                self._assembled.reserved_slot,
+                num_groups=len(self.groups),
+                max_tokens=config.scheduler.max_num_batched_tokens,
+            )
+            self.phases["warm up"] = time.perf_counter() - started
+
+    @property
+    def groups(self) -> tuple[KVGroup, ...]:
+        return self._assembled.groups
+
+    def execute(self, plan: StepPlan) -> StepOutcome:
+        """Queue a whole step; its result is collected from what this returns."""
+        with torch.inference_mode():
+            return self._assembled.runner.finish(self._assembled.runner.start(plan))
+
+    def close(self) -> None:
+        self.device.synchronize()
+        self._assembled.runner.close()
