@@ -1,0 +1,187 @@
+import gguf
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from pelton.checkpoint.gguf_config import is_quantised
+from pelton.checkpoint.gguf_header import read_gguf_header
+from pelton.checkpoint.hf_config import read_generation_defaults, read_model_config
+from pelton.checkpoint.source import resolve_checkpoint
+from pelton.errors import CheckpointError, ConfigError, UnsupportedError
+
+KEYS = {
+    "llama.block_count": 2,
+    "llama.context_length": 128,
+    "llama.embedding_length": 64,
+    "llama.feed_forward_length": 96,
+    "llama.attention.head_count": 4,
+    "llama.attention.head_count_kv": 2,
+    "llama.attention.layer_norm_rms_epsilon": 1e-5,
+    "llama.rope.freq_base": 10000.0,
+    "llama.vocab_size": 100,
+    "tokenizer.ggml.eos_token_id": 2,
+}
+
+
+@pytest.fixture
+def make(tmp_path):
+    def inner(changes=None, *, architecture="llama", tensors=None):
+        path = tmp_path / "m.gguf"
+        writer = gguf.GGUFWriter(path, architecture)
+        for key, value in {**KEYS, **(changes or {})}.items():
+            if isinstance(value, int):
+                writer.add_uint32(key, value)
+            elif isinstance(value, float):
+                writer.add_float32(key, value)
+            elif isinstance(value, str):
+                writer.add_string(key, value)
+            elif value is not None:
+                writer.add_array(key, value)
+        for name, tensor in (tensors or {"token_embd.weight": np.zeros((100, 64), "f4")}).items():
+            writer.add_tensor(name, tensor)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return resolve_checkpoint(str(path))
+
+    return inner
+
+
+def test_the_embedded_model():
+    checkpoint = resolve_checkpoint(None)
+    model = read_model_config(checkpoint)
+    assert (model.hidden_size, model.intermediate_size, model.num_layers) == (576, 1536, 30)
+    assert (model.num_heads, model.num_kv_heads, model.head_dim) == (9, 3, 64)
+    assert (model.vocab_size, model.max_position) == (49152, 8192)
+    assert model.rope.theta == 100000.0
+    assert model.rms_norm_eps == pytest.approx(1e-5)
+    assert model.tie_word_embeddings
+    assert not model.attention_bias
+    assert model.checkpoint_dtype == "float32"
+    assert is_quantised(read_gguf_header(checkpoint.files[0]))
+    defaults = read_generation_defaults(checkpoint)
+    assert (defaults.eos_token_ids, defaults.bos_token_id, defaults.sampling) == ((2,), 1, {})
+
+
+def test_dtype_ties_and_biases_follow_the_tensors(make):
+    half = np.zeros((100, 64), "f2")
+    checkpoint = make(
+        tensors={
+            "token_embd.weight": half,
+            "output.weight": half,
+            "output_norm.weight": np.zeros(64, "f4"),
+            "blk.0.attn_q.bias": np.zeros(64, "f4"),
+        }
+    )
+    model = read_model_config(checkpoint)
+    assert model.checkpoint_dtype == "float16"
+    assert not model.tie_word_embeddings
+    assert model.attention_bias
+    assert not model.mlp_bias
+    assert not is_quantised(read_gguf_header(checkpoint.files[0]))
+
+
+@pytest.mark.parametrize(
+    "key", sorted(set(KEYS) - {"llama.rope.freq_base", "tokenizer.ggml.eos_token_id"})
+)
+def test_a_missing_key_is_named(make, key):
+    checkpoint = make({key: None})
+    if key == "llama.attention.head_count_kv":
+        assert read_model_config(checkpoint).num_kv_heads == 4
+        return
+    with pytest.raises(CheckpointError, match=f"the required key '{key}' is missing"):
+        read_model_config(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"llama.block_count": "two"}, "llama.block_count must be an integer"),
+        ({"llama.attention.head_count": [4, 4]}, "llama.attention.head_count must be an integer"),
+        ({"llama.attention.head_count_kv": 3}, "head_count_kv must be a divisor"),
+        ({"llama.rope.freq_base": float("inf")}, "freq_base must be a finite"),
+        ({"tokenizer.ggml.tokens": ["a"] * 99}, "llama.vocab_size must be .* 99"),
+    ],
+)
+def test_a_wrong_value_is_named(make, changes, says):
+    with pytest.raises(CheckpointError, match=says):
+        read_model_config(make(changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"llama.rope.scaling.type": "yarn"}, "llama.rope.scaling.type='yarn'"),
+        ({"llama.rope.dimension_count": 8}, "llama.rope.dimension_count=8"),
+        ({"llama.expert_count": 8}, "llama.expert_count=8"),
+        ({"llama.attention.value_length": 8}, "llama.attention.value_length=8"),
+        ({"split.count": 3}, "one of 3 parts"),
+    ],
+)
+def test_refused_by_name(make, changes, says):
+    with pytest.raises(UnsupportedError, match=says):
+        read_model_config(make(changes))
+
+
+def test_unknown_architecture(make):
+    with pytest.raises(UnsupportedError, match=r"'llama4'.*Did you mean 'llama'"):
+        read_model_config(make(architecture="llama4"))
+
+
+def test_unreadable_tensor_type(make):
+    raw = gguf.quantize(np.zeros((2, 64), "f4"), gguf.GGMLQuantizationType.Q5_0)
+    path = make().files[0]
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tensor("w", raw, raw_dtype=gguf.GGMLQuantizationType.Q5_0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(UnsupportedError, match="tensor 'w' has type Q5_0"):
+        read_model_config(resolve_checkpoint(str(path)))
+
+
+def test_linear_scaling(make):
+    changes = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}
+    for one in (changes, {"llama.rope.scale_linear": 4.0}):
+        rope = read_model_config(make(one)).rope
+        assert (rope.kind, rope.factor) == ("linear", 4.0)
+    assert read_model_config(make({"llama.rope.scaling.type": "none"})).rope.kind == "default"
+
+
+@pytest.mark.parametrize("factor", [8.0, 32.0])
+def test_llama3_scaling_is_recovered_from_its_tensor(make, factor):
+    values = {
+        "rope_type": "llama3",
+        "rope_theta": 500000.0,
+        "factor": factor,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    config = LlamaConfig(hidden_size=512, num_attention_heads=4, rope_parameters=values)
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")
+    plain = 1.0 / 500000.0 ** (torch.arange(0, 128, 2).float() / 128)
+    changes = {"llama.embedding_length": 512, "llama.rope.freq_base": 500000.0}
+    tensors = {"rope_freqs.weight": (plain / scaled).numpy()}
+    rope = read_model_config(make(changes, tensors=tensors)).rope
+    assert (rope.kind, rope.factor) == ("llama3", pytest.approx(factor))
+    assert (rope.low_freq_factor, rope.high_freq_factor) == (1.0, 4.0)
+    assert rope.original_max_position == 8192
+    tensors["rope_freqs.weight"][40] *= 1.01
+    with pytest.raises(UnsupportedError, match=r"rope_freqs\.weight"):
+        read_model_config(make(changes, tensors=tensors))
+
+
+def test_an_end_token_outside_the_vocabulary(make):
+    """Case 38: a file with eos id 10**6 is refused at load."""
+    with pytest.raises(CheckpointError, match="eos_token_id must be a token id from 0 to 99"):
+        read_generation_defaults(make({"tokenizer.ggml.eos_token_id": 10**6}))
+
+
+def test_overrides_are_not_ignored(make):
+    with pytest.raises(ConfigError, match="leave out 'vocab_size'"):
+        read_model_config(make(), {"vocab_size": 3})
