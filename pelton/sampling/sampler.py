@@ -1,0 +1,220 @@
+"""From logits to tokens: an ordered list of stages, each run only where a row needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from pelton.core.plan import ALL_MASKED, NAN_LOGITS, OK, Int32Array
+from pelton.device.protocol import Device
+from pelton.ops.argmax import argmax
+from pelton.ops.logprobs import logprobs
+from pelton.sampling.rows import Need, SamplingRows
+from pelton.sampling.stages.draw import draw
+from pelton.sampling.stages.min_p import min_p
+from pelton.sampling.stages.min_tokens import min_tokens
+from pelton.sampling.stages.temperature import temperature
+from pelton.sampling.stages.top_k_top_p import top_k_top_p
+from pelton.sampling.tile import Span, Tile
+
+ANY = Need(~0)
+
+# The order can be observed. Masks come first, so that later stages weigh legal tokens only; min_p,
+# top-k and top-p work on what the temperature left, as in vLLM.
+STAGES: tuple[tuple[Need, Callable[[Tile], None]], ...] = (
+    (Need.MIN_TOKENS, min_tokens),
+    (Need.RANDOM, temperature),
+    (Need.MIN_P, min_p),
+    (Need.TOP_K | Need.TOP_P, top_k_top_p),
+    (ANY, draw),
+)
+
+# On a CPU about this many logits go through all stages at once, so that they stay in its cache.
+_CPU_TILE = 1 << 17
+
+
+@dataclass(frozen=True, slots=True)
+class SamplePlan:
+    """What the host knows of one step's sampling.
+
+    spans: cover rows 0:N. logprob_spans: half-open ranges of rows that asked.
+    logprob_width: the largest number of top log-probabilities that a row asked for.
+    """
+
+    spans: tuple[Span, ...]
+    logprob_spans: tuple[tuple[int, int], ...]
+    logprob_width: int
+
+
+@dataclass(frozen=True, slots=True)
+class SampleOutput:
+    """Device buffers for up to max_rows verification rows; rows from N on are not written.
+
+    token_ids: [max_rows] int32, always in [0, V). status: [max_rows] int32, OK, NAN_LOGITS or
+        ALL_MASKED of core/plan.py; unless OK the id is a placeholder, 0.
+    token_logprobs [max_rows] float32, ranks [max_rows] int32; top_ids int32 and top_logprobs
+        float32, [max_rows, max_logprobs]: only rows in logprob_spans and the first logprob_width
+        columns are written. Rank = 1 + number of larger logits.
+    """
+
+    token_ids: torch.Tensor
+    status: torch.Tensor
+    token_logprobs: torch.Tensor
+    ranks: torch.Tensor
+    top_ids: torch.Tensor
+    top_logprobs: torch.Tensor
+
+    @classmethod
+    def allocate(cls, device: Device, max_rows: int, max_logprobs: int) -> SampleOutput:
+        return cls(
+            token_ids=device.zeros((max_rows,), torch.int32),
+            status=device.zeros((max_rows,), torch.int32),
+            token_logprobs=device.zeros((max_rows,), torch.float32),
+            ranks=device.zeros((max_rows,), torch.int32),
+            top_ids=device.zeros((max_rows, max_logprobs), torch.int32),
+            top_logprobs=device.zeros((max_rows, max_logprobs), torch.float32),
+        )
+
+
+class Sampler:
+    """One token per verification row.
+
+    Args:
+        tile_elements: logits that go through the stages together; None: all rows at once. Tokens
+            do not depend on it.
+    """
+
+    def __init__(self, rows: SamplingRows, *, tile_elements: int | None) -> None:
+        self._rows = rows
+        self._max_tile_rows = (
+            None if tile_elements is None else max(1, tile_elements // rows.vocab_size)
+        )
+
+    @classmethod
+    def for_device(cls, device: Device, rows: SamplingRows) -> Sampler:
+        """Cache-sized tiles on a CPU, and everything at once where launches are what costs."""
+        on_cpu = device.torch_device.type == "cpu"
+        return cls(rows, tile_elements=_CPU_TILE if on_cpu else None)
+
+    def plan(self, slots: Int32Array, min_positions: Int32Array) -> SamplePlan:
+        """Decide on the host which stages run for which rows.
+
+        slots: [N], of each verification row.
+        min_positions: [N], no position of `run` is less than this one: exact without drafts in
+            flight, else the host's upper bound minus the drafts that may yet be rejected. Too low
+            costs time, too high would let an end token through before min_tokens.
+        """
+        if not len(slots):
+            return SamplePlan((), (), 0)
+        rows = self._rows
+        is_past_min = min_positions + 1 >= rows.min_len_np[slots]
+        needs = np.where(
+            is_past_min, rows.needs_np[slots] & ~int(Need.MIN_TOKENS), rows.needs_np[slots]
+        )
+        if self._max_tile_rows is None:
+            ranges = [(0, len(slots))]
+        else:
+            ranges = _runs(needs, self._max_tile_rows, whole=0)
+        spans = tuple(
+            Span(
+                start,
+                stop,
+                Need(int(np.bitwise_or.reduce(needs[start:stop]))),
+                int(rows.top_k_np[slots[start:stop]].max()),
+                int(rows.num_stop_ids_np[slots[start:stop]].max()),
+            )
+            for start, stop in ranges
+        )
+        num_logprobs = rows.num_logprobs_np[slots]
+        width = int(num_logprobs.max())
+        if width < 0:
+            return SamplePlan(spans, (), 0)
+        asks = (num_logprobs >= 0).astype(np.int32)
+        asking = tuple(
+            (start, stop)
+            for start, stop in _runs(asks, self._max_tile_rows or len(slots))
+            if asks[start]
+        )
+        return SamplePlan(spans, asking, width)
+
+    def run(
+        self,
+        plan: SamplePlan,
+        logits: torch.Tensor,
+        slots: torch.Tensor,
+        positions: torch.Tensor,
+        out: SampleOutput,
+    ) -> None:
+        """The kernel: to be launched, never called by the host.
+
+        logits: [N, V] in the head's dtype, unchanged. slots: [N] int64, as in `plan`.
+        positions: [N] int32, of each row's input token. The drawn token gets index position + 1,
+            which is also what its noise is made of, together with the request's seed.
+        """
+        for span in plan.spans:
+            self._sample(span, logits, slots, positions, out)
+        width = plan.logprob_width
+        for start, stop in plan.logprob_spans:
+            logprobs(
+                logits[start:stop],
+                out.token_ids[start:stop],
+                out.token_logprobs[start:stop],
+                out.ranks[start:stop],
+                out.top_ids[start:stop, :width],
+                out.top_logprobs[start:stop, :width],
+            )
+
+    def _sample(
+        self,
+        span: Span,
+        logits: torch.Tensor,
+        slots: torch.Tensor,
+        positions: torch.Tensor,
+        out: SampleOutput,
+    ) -> None:
+        at = slice(span.start, span.stop)
+        raw = logits[at]
+        out_ids = out.token_ids[at]
+        out_max = raw.new_empty(len(raw), dtype=torch.float32)
+        if not span.needs:
+            argmax(raw, out_ids, out_max)
+            raw_max = out_max
+        else:
+            raw_max = raw.amax(-1).to(torch.float32)
+            tile = Tile(
+                span=span,
+                rows=self._rows,
+                slots=slots[at],
+                positions=positions[at],
+                scores=raw.to(torch.float32, copy=True),
+                token_ids=None,
+                out_ids=out_ids,
+                out_max=out_max,
+            )
+            for needs, stage in STAGES:
+                if span.needs & needs:
+                    stage(tile)
+        # NaN compares false. A mask may have hidden it, and temperature may have made it.
+        is_sound = (raw_max < torch.inf) & (out_max < torch.inf)
+        masked = torch.where(out_max == -torch.inf, ALL_MASKED, OK)
+        status = torch.where(is_sound, masked, NAN_LOGITS)
+        out.status[at].copy_(status)
+        out_ids.mul_(status == OK)
+
+
+def _runs(
+    values: npt.NDArray[np.int32], max_len: int, *, whole: int | None = None
+) -> list[tuple[int, int]]:
+    """Half-open ranges of equal values, cut to max_len unless the value is `whole`."""
+    edges = [0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), len(values)]
+    return [
+        (first, min(first + step, stop))
+        for start, stop in pairwise(edges)
+        for step in [stop - start if values[start] == whole else max_len]
+        for first in range(start, stop, step)
+    ]

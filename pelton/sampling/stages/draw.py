@@ -1,0 +1,22 @@
+"""Choose one token."""
+
+from pelton.ops.argmax import argmax
+from pelton.ops.gumbel_argmax import gumbel_argmax
+from pelton.sampling.rows import Need
+from pelton.sampling.tile import Tile
+
+
+def draw(tile: Tile) -> None:
+    """Greedy rows beside random ones get no noise, which is the same as an argmax."""
+    if not tile.span.needs & Need.RANDOM:
+        argmax(tile.scores, tile.out_ids, tile.out_max)
+        return
+    gumbel_argmax(
+        tile.scores,
+        tile.token_ids,
+        tile.param(tile.rows.temperature),
+        tile.param(tile.rows.seed),
+        tile.positions + 1,
+        tile.out_ids,
+        tile.out_max,
+    )
