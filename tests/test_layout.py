@@ -29,7 +29,7 @@ TORCH_FREE = [
     "cli",
 ]
 # Folders of tests that belong to no single room.
-BESIDE_ROOMS = {"compose", "replay", "e2e"}
+BESIDE_ROOMS = {"compose", "replay", "e2e", "support"}
 
 
 def _sources(folder: Path) -> list[Path]:
