@@ -129,7 +129,7 @@ def _check_types(args: EngineArgs) -> None:
 
 
 def _check_name(field: str, value: object, known: Iterable[str]) -> None:
-    if value not in set(known):
+    if not isinstance(value, str) or value not in set(known):
         raise ConfigError(f"{field}={value!r} is not known." + known_names(str(value), known))
 
 
@@ -152,6 +152,16 @@ def _check_combinations(args: EngineArgs) -> None:
         raise ConfigError(
             f"max_num_batched_tokens={tokens} is below max_num_seqs={rows}, but every request of a "
             f"step takes a token; raise it to {rows} or lower max_num_seqs."
+        )
+    if args.batch_invariant and args.attention_backend not in ("auto", "invariant"):
+        raise ConfigError(
+            "batch_invariant=True needs attention_backend='invariant' (or 'auto', which takes it), "
+            f"got {args.attention_backend!r}."
+        )
+    if args.batch_invariant and args.attention_backend not in ("auto", "invariant"):
+        raise ConfigError(
+            f"attention_backend={args.attention_backend!r} is not batch-invariant; with "
+            "batch_invariant=True use 'invariant' or 'auto'."
         )
     sizes = ("num_gpu_blocks_override", "kv_cache_memory_bytes", "gpu_memory_utilization")
     given = [name for name in sizes if getattr(args, name) is not None]

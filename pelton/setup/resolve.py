@@ -66,11 +66,17 @@ def resolve(checked: CheckedArgs, facts: DeviceFacts) -> EngineConfig:
         device=device,
         seed=args.seed,
         max_model_len=max_model_len,
-        attention_backend=args.attention_backend,
+        attention_backend=_attention_backend(args),
         batch_invariant=args.batch_invariant,
         num_threads=args.num_threads or omp_num_threads() or facts.num_cores,
         max_logprobs=args.max_logprobs,
     )
+
+
+def _attention_backend(args: EngineArgs) -> str:
+    if args.attention_backend != "auto":
+        return args.attention_backend
+    return "invariant" if args.batch_invariant else "torch"
 
 
 def _dtype(checked: CheckedArgs, facts: DeviceFacts) -> str:

@@ -1,0 +1,134 @@
+import json
+from dataclasses import replace
+
+import pytest
+
+from pelton.config.engine import EngineArgs
+from pelton.errors import ConfigError, UnsupportedError
+from pelton.setup.check import check
+from pelton.setup.refusals import REFUSALS
+
+
+@pytest.fixture
+def folder(tmp_path):
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 100,
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+        "max_position_embeddings": 128,
+        "eos_token_id": 2,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return str(tmp_path)
+
+
+@pytest.fixture
+def args(folder):
+    return EngineArgs(model=folder, load_format="dummy", max_logprobs=5)
+
+
+def test_defaults_with_the_embedded_model():
+    checked = check(EngineArgs())
+    assert checked.is_quantised
+    assert checked.model.num_layers == 30
+    assert checked.generation.eos_token_ids == (2,)
+    assert checked.checkpoint.load_format == "gguf"
+
+
+def test_a_folder(args):
+    checked = check(args)
+    assert not checked.is_quantised
+    assert checked.model.vocab_size == 100
+    assert checked.checkpoint.load_format == "dummy"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("tensor_parallel_size", 2),
+        ("pipeline_parallel_size", 2),
+        ("data_parallel_size", 2),
+        ("quantization", "awq"),
+        ("speculative_config", {"method": "ngram"}),
+        ("enable_lora", True),
+    ],
+)
+def test_refusals(args, field, value):
+    assert field in {refusal.field for refusal in REFUSALS}
+    with pytest.raises(UnsupportedError) as error:
+        check(replace(args, **{field: value}))
+    assert f"{field}={value!r} is not supported" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("max_model_len", 0, "from 1 to"),
+        ("max_model_len", "128", "must be an integer"),
+        ("max_model_len", True, "must be an integer"),
+        ("max_num_seqs", 1.5, "must be an integer"),
+        ("block_size", None, "must be an integer"),
+        ("block_size", 2000, "from 1 to 1024"),
+        ("num_gpu_blocks_override", 1, "from 2 to"),
+        ("max_steps_in_flight", 0, "from 1 to 8"),
+        ("seed", 2**63, "must be an integer"),
+        ("num_threads", 0, "from 1"),
+        ("gpu_memory_utilization", 0, r"\(0, 1\]"),
+        ("gpu_memory_utilization", 1.1, r"\(0, 1\]"),
+        ("gpu_memory_utilization", float("nan"), r"\(0, 1\]"),
+        ("enable_prefix_caching", 1, "True or False"),
+        ("batch_invariant", "yes", "True or False"),
+        ("chat_template", "", "non-empty string"),
+        ("hf_overrides", [1], "dict with string keys"),
+        ("hf_overrides", {"vocab": 1}, "Did you mean 'vocab_size'"),
+        ("dtype", "bfloat", "Did you mean 'bfloat16'"),
+        ("dtype", 16, "is not known"),
+        ("dtype", ["float32"], "is not known"),
+        ("load_format", "safetensor", "Did you mean 'safetensors'"),
+        ("attention_backend", "tourch", "Did you mean 'torch'"),
+        ("scheduling_policy", "fcsf", "Did you mean 'fcfs'"),
+        ("device", "cuda:", "Did you mean 'cuda:N'"),
+        ("device", "cuda:01", "is not known"),
+        ("device", "cpu:0", "is not known"),
+        ("device", 0, "is not known"),
+        ("device", "mps", "runs on cpu and cuda"),
+        ("device", "xpu:1", "runs on cpu and cuda"),
+        ("max_logprobs", 101, "above the vocabulary's 100"),
+    ],
+)
+def test_wrong_values_name_field_and_limit(args, field, value, says):
+    with pytest.raises(ConfigError, match=says) as error:
+        check(replace(args, **{field: value}))
+    assert field in str(error.value)
+
+
+@pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "cuda:7", "fake"])
+def test_devices(args, device):
+    assert check(replace(args, device=device)).args.device == device
+
+
+def test_above_the_checkpoints_context(args):
+    with pytest.raises(ConfigError, match=r"max_model_len=129 .* context of 128 tokens"):
+        check(replace(args, max_model_len=129))
+    check(replace(args, max_model_len=128))
+
+
+def test_combinations(args):
+    with pytest.raises(ConfigError, match="max_num_batched_tokens=7 is below max_num_seqs=8"):
+        check(replace(args, max_num_seqs=8, max_num_batched_tokens=7))
+    with pytest.raises(ConfigError, match="num_gpu_blocks_override and kv_cache_memory_bytes"):
+        check(replace(args, num_gpu_blocks_override=8, kv_cache_memory_bytes=10**6))
+    with pytest.raises(ConfigError, match="batch_invariant=True needs attention_backend"):
+        check(replace(args, batch_invariant=True, attention_backend="torch"))
+    check(replace(args, batch_invariant=True))
+
+
+def test_the_token_is_never_shown(args):
+    with pytest.raises(ConfigError, match="hf_token") as error:
+        check(replace(args, hf_token=12345))
+    assert "12345" not in str(error.value)

@@ -1,0 +1,213 @@
+import re
+from dataclasses import replace
+
+import pytest
+
+from pelton.checkpoint.source import Checkpoint
+from pelton.config.engine import EngineArgs
+from pelton.config.hardware import DeviceFacts
+from pelton.config.model import GenerationDefaults, ModelConfig, RopeConfig
+from pelton.errors import ConfigError
+from pelton.setup.check import CheckedArgs, check
+from pelton.setup.resolve import describe, kv_block_bytes, num_parameters, resolve
+
+MODEL = ModelConfig(
+    architecture="LlamaForCausalLM",
+    hidden_size=64,
+    intermediate_size=96,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    vocab_size=100,
+    rms_norm_eps=1e-5,
+    hidden_act="silu",
+    rope=RopeConfig(rotary_dim=16, theta=1e4),
+    tie_word_embeddings=False,
+    attention_bias=False,
+    mlp_bias=False,
+    max_position=200,
+    checkpoint_dtype="float32",
+)
+FACTS = DeviceFacts(
+    kind="cpu",
+    name="a chip",
+    total_bytes=2**34,
+    free_bytes=2**33,
+    num_cores=3,
+    fast_bf16=True,
+    fast_fp16=False,
+)
+
+
+@pytest.fixture(autouse=True)
+def _no_omp(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+
+
+@pytest.fixture
+def checked(tmp_path):
+    def inner(*, is_quantised=False, model=MODEL, **args):
+        checkpoint = Checkpoint(
+            name="m",
+            format="safetensors",
+            load_format="dummy",
+            folder=tmp_path,
+            files=(),
+            config_path=None,
+        )
+        return CheckedArgs(
+            args=EngineArgs(**args),
+            checkpoint=checkpoint,
+            model=model,
+            generation=GenerationDefaults(),
+            is_quantised=is_quantised,
+        )
+
+    return inner
+
+
+def test_number_of_parameters_equals_transformers():
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    for tied, bias in ((False, False), (True, True)):
+        model = replace(MODEL, tie_word_embeddings=tied, attention_bias=bias, mlp_bias=bias)
+        theirs = LlamaForCausalLM(
+            LlamaConfig(
+                hidden_size=64,
+                intermediate_size=96,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                vocab_size=100,
+                tie_word_embeddings=tied,
+                attention_bias=bias,
+                mlp_bias=bias,
+            )
+        )
+        assert num_parameters(model) == sum(p.numel() for p in theirs.parameters())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "stored", "is_quantised", "bf16", "fp16", "expected"),
+    [
+        ("auto", "bfloat16", False, True, True, "bfloat16"),
+        ("auto", "bfloat16", False, False, True, "float32"),
+        ("auto", "float16", False, True, True, "float16"),
+        ("auto", "float16", False, True, False, "float32"),
+        ("auto", "float32", False, True, True, "float32"),
+        ("auto", "float32", True, True, True, "bfloat16"),
+        ("auto", "float32", True, False, True, "float32"),
+        ("float16", "bfloat16", False, True, False, "float16"),
+    ],
+)
+def test_dtype(checked, dtype, stored, is_quantised, bf16, fp16, expected):
+    model = replace(MODEL, checkpoint_dtype=stored)
+    facts = replace(FACTS, fast_bf16=bf16, fast_fp16=fp16)
+    config = resolve(checked(dtype=dtype, model=model, is_quantised=is_quantised), facts)
+    assert config.dtype == config.cache.dtype == expected
+
+
+def test_defaults(checked):
+    config = resolve(checked(), FACTS)
+    assert config.scheduler.max_num_seqs == 256
+    assert config.scheduler.max_num_batched_tokens == 4096
+    assert config.max_model_len == 200
+    assert config.device == "cpu"
+    assert config.num_threads == 3
+    # The pool never exceeds what all rows at full length need, and the null block.
+    assert config.cache.num_blocks == 256 * 13 + 1
+
+
+def test_a_step_has_room_for_every_row(checked):
+    scheduler = resolve(checked(max_num_seqs=5000), FACTS).scheduler
+    assert (scheduler.max_num_seqs, scheduler.max_num_batched_tokens) == (5000, 5000)
+    scheduler = resolve(checked(max_num_batched_tokens=64), FACTS).scheduler
+    assert (scheduler.max_num_seqs, scheduler.max_num_batched_tokens) == (64, 64)
+
+
+def test_threads(checked, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "7,2")
+    assert resolve(checked(), FACTS).num_threads == 7
+    assert resolve(checked(num_threads=5), FACTS).num_threads == 5
+    for text in ("0", "many", "-1"):
+        monkeypatch.setenv("OMP_NUM_THREADS", text)
+        with pytest.raises(ConfigError, match="OMP_NUM_THREADS must be"):
+            resolve(checked(), FACTS)
+
+
+def test_the_share_of_free_memory(checked):
+    weights = num_parameters(MODEL) * 4
+    block = kv_block_bytes(MODEL, 16, "float32")
+    assert block == 2 * 16 * 2 * 2 * 16 * 4
+    facts = replace(FACTS, free_bytes=2 * (weights + 10 * block))
+    assert resolve(checked(), facts).cache.num_blocks == 10
+    facts = replace(FACTS, free_bytes=4 * (weights + 20 * block))
+    assert resolve(checked(gpu_memory_utilization=0.25), facts).cache.num_blocks == 20
+
+
+def test_on_a_gpu_what_others_use_counts(checked):
+    weights = num_parameters(MODEL) * 4
+    block = kv_block_bytes(MODEL, 16, "float32")
+    total = 1000 * block
+    facts = replace(FACTS, kind="cuda", total_bytes=total, free_bytes=total - 600 * block)
+    config = resolve(checked(), facts)
+    assert config.cache.num_blocks == int(0.9 * total - 600 * block - weights) // block
+    assert config.device == "cuda"
+
+
+def test_given_sizes_win(checked):
+    assert resolve(checked(num_gpu_blocks_override=7), FACTS).cache.num_blocks == 7
+    block = kv_block_bytes(MODEL, 16, "float32")
+    config = resolve(checked(kv_cache_memory_bytes=9 * block + 5), FACTS)
+    assert config.cache.num_blocks == 9
+
+
+def test_max_model_len_and_the_pool(checked):
+    """Case 3: 16 blocks of 4 hold 60 tokens, because the null block is no one's."""
+    small = {"num_gpu_blocks_override": 16, "block_size": 4}
+    assert resolve(checked(**small), FACTS).max_model_len == 60
+    assert resolve(checked(**small, max_model_len=60), FACTS).max_model_len == 60
+    with pytest.raises(ConfigError) as error:
+        resolve(checked(**small, max_model_len=61), FACTS)
+    assert str(error.value) == (
+        "max_model_len=61 is above the 60 tokens that the KV cache holds; lower max_model_len to "
+        "60, or raise num_gpu_blocks_override to 17."
+    )
+    small["num_gpu_blocks_override"] = 17
+    assert resolve(checked(**small, max_model_len=61), FACTS).max_model_len == 61
+
+
+@pytest.mark.parametrize("field", ["kv_cache_memory_bytes", "gpu_memory_utilization"])
+@pytest.mark.parametrize("max_model_len", [None, 200])
+def test_the_value_in_the_error_works(checked, field, max_model_len):
+    low = {"kv_cache_memory_bytes": 5, "gpu_memory_utilization": 0.0001}[field]
+    facts = replace(FACTS, free_bytes=3 * num_parameters(MODEL) * 4)
+    with pytest.raises(ConfigError, match="needs at least") as error:
+        resolve(checked(max_model_len=max_model_len, **{field: low}), facts)
+    found = re.search(rf"raise {field} to ([0-9.]+[0-9])", str(error.value))
+    assert found is not None
+    value = float(found[1]) if "." in found[1] else int(found[1])
+    config = resolve(checked(max_model_len=max_model_len, **{field: value}), facts)
+    assert config.max_model_len >= (max_model_len or 16)
+
+
+def test_too_little_memory_for_any_share(checked):
+    with pytest.raises(ConfigError, match=r"free memory: \d+ bytes are needed .* 100 are free"):
+        resolve(checked(), replace(FACTS, free_bytes=100))
+
+
+def test_describe(checked):
+    text = describe(resolve(checked(num_gpu_blocks_override=27), FACTS))
+    assert "416 tokens in 26 blocks of 16" in text
+    assert "2 full-length requests fit" in text
+    assert "200 of the checkpoint's 200 tokens" in text
+    assert "float32" in text
+
+
+def test_the_embedded_model():
+    config = resolve(check(EngineArgs(max_num_seqs=4, max_model_len=1024)), FACTS)
+    assert config.dtype == "bfloat16"
+    assert config.cache.num_blocks == 4 * 64 + 1
+    assert num_parameters(config.model) == 134_515_008
+    assert config.generation.eos_token_ids == (2,)
