@@ -14,6 +14,7 @@ from pelton.core.plan import ALL_MASKED, NAN_LOGITS, OK, Int32Array
 from pelton.device.protocol import Device
 from pelton.ops.argmax import argmax
 from pelton.ops.logprobs import logprobs
+from pelton.sampling.logits_source import LogitsSource
 from pelton.sampling.rows import Need, SamplingRows
 from pelton.sampling.stages.draw import draw
 from pelton.sampling.stages.min_p import min_p
@@ -35,7 +36,7 @@ STAGES: tuple[tuple[Need, Callable[[Tile], None]], ...] = (
 )
 
 # On a CPU about this many logits go through all stages at once, so that they stay in its cache.
-_CPU_TILE = 1 << 17
+_CPU_TILE = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,17 +146,18 @@ class Sampler:
     def run(
         self,
         plan: SamplePlan,
-        logits: torch.Tensor,
+        source: LogitsSource,
         slots: torch.Tensor,
         positions: torch.Tensor,
         out: SampleOutput,
     ) -> None:
         """The kernel: to be launched, never called by the host.
 
-        logits: [N, V] in the head's dtype, unchanged. slots: [N] int64, as in `plan`.
+        source: of logits [N, V], which stay unchanged. slots: [N] int64, as in `plan`.
         positions: [N] int32, of each row's input token. The drawn token gets index position + 1,
             which is also what its noise is made of, together with the request's seed.
         """
+        logits = source.logits()
         for span in plan.spans:
             self._sample(span, logits, slots, positions, out)
         width = plan.logprob_width
