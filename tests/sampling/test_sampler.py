@@ -385,7 +385,7 @@ def test_run_reads_no_device_value(tile_elements):
     num_rows = len(MIX)
     bench.sampler.run(
         bench.sampler.plan(np.arange(num_rows, dtype=np.int32), np.full(num_rows, 9, np.int32)),
-        torch.empty(num_rows, VOCAB, device="meta"),
+        GivenLogits(torch.empty(num_rows, VOCAB, device="meta")),
         torch.empty(num_rows, dtype=torch.int64, device="meta"),
         torch.empty(num_rows, dtype=torch.int32, device="meta"),
         bench.out,
