@@ -15,7 +15,14 @@ _EXPORTS = {
     "SamplingParams": "pelton.config.params",
     "EngineArgs": "pelton.config.engine",
 }
-__all__ = ["CompletionOutput", "EngineArgs", "LLM", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = [
+    "CompletionOutput",
+    "EngineArgs",
+    "LLM",
+    "RequestOutput",
+    "SamplingParams",
+    "__version__",
+]
 
 if TYPE_CHECKING:
     CompletionOutput: Any

@@ -10,7 +10,8 @@
         ├── DeviceLost                 the device is gone: nothing can go on
         └── IntegrityError             an invariant of the engine is broken
 
-Users' faults are `ValueError` kin and name the field, the value and the limit; `assert` is for ours.
+Users' faults are `ValueError` kin and name the field, the value and the limit; `assert` is for
+ours.
 """
 
 

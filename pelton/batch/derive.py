@@ -16,7 +16,10 @@ from pelton.ops.derive_inputs import derive_inputs
 
 @dataclass(frozen=True, slots=True)
 class RowMap:
-    """Derived row i is query tokens first[i] : first[i] + length[i] of parent row row[i]; [B'] each."""
+    """Derived row i is query tokens first[i] : first[i] + length[i] of parent row row[i].
+
+    [B'] each.
+    """
 
     row: Int32Array
     first: Int32Array

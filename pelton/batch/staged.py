@@ -52,7 +52,8 @@ class StagedTensor:
         array = np.ascontiguousarray(values, dtype=_NUMPY[self.dtype])
         if start < 0 or start + len(array) > self.shape[1] or not 0 <= row < self.shape[0]:
             raise IntegrityError(
-                f"staged write to {self.name}[{row}, {start}:{start + len(array)}] leaves {self.shape}"
+                f"staged write to {self.name}[{row}, {start}:{start + len(array)}] leaves "
+                f"{self.shape}"
             )
         if len(array):
             target = self._offset + row * self._words_per_row + start * _WORDS[self.dtype]

@@ -24,9 +24,13 @@ _NOT_YET: dict[str, Any] = {
 }
 
 
-def _number(field_name: str, value: Any, low: float, high: float, *, open_low: bool = False) -> None:
+def _number(
+    field_name: str, value: Any, low: float, high: float, *, open_low: bool = False
+) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise RequestError(f"{field_name} must be a finite number, got {value!r}.", field=field_name)
+        raise RequestError(
+            f"{field_name} must be a finite number, got {value!r}.", field=field_name
+        )
     if value < low or value > high or (open_low and value == low):
         left = "(" if open_low else "["
         raise RequestError(

@@ -38,7 +38,7 @@ class CPUDevice:
     def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype)
 
-    def launch(self, kernel: Callable[..., None], *args: Any) -> None:
+    def launch(self, kernel: Callable[..., object], *args: Any) -> None:
         kernel(*args)
 
     def copy_to_device(self, target: torch.Tensor, source: torch.Tensor) -> None:

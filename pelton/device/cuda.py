@@ -12,11 +12,11 @@ from pelton.errors import ConfigError
 
 class CUDAEvent:
     def __init__(self, stream: torch.cuda.Stream) -> None:
-        self._event = torch.cuda.Event(blocking=True)
+        self._event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         self._event.record(stream)
 
     def is_done(self) -> bool:
-        return bool(self._event.query())
+        return bool(self._event.query())  # type: ignore[no-untyped-call]
 
     def wait(self) -> None:
         self._event.synchronize()
@@ -50,7 +50,7 @@ class CUDADevice:
     def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype, pin_memory=True)
 
-    def launch(self, kernel: Callable[..., None], *args: Any) -> None:
+    def launch(self, kernel: Callable[..., object], *args: Any) -> None:
         kernel(*args)
 
     def copy_to_device(self, target: torch.Tensor, source: torch.Tensor) -> None:

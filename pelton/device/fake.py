@@ -17,8 +17,8 @@ import torch
 _VIEWS = frozenset(
     """__getitem__ __len__ __get__ as_strided chunk detach dim element_size expand flatten
     is_contiguous narrow ndimension nelement numel permute reshape select size slice split squeeze
-    storage_offset stride swapaxes t transpose unbind unflatten unsqueeze view view_as is_floating_point
-    untyped_storage data_ptr __hash__ is_complex __repr__""".split()
+    storage_offset stride swapaxes t transpose unbind unflatten unsqueeze view view_as
+    is_floating_point untyped_storage data_ptr __hash__ is_complex __repr__""".split()
 )
 
 
@@ -40,7 +40,7 @@ class FakeDeviceTensor(torch.Tensor):
             raise HostReadError(f"host code called {name} on a device tensor outside a launch")
         if name == "__getitem__" and _has_tensor(args[1]):
             raise HostReadError("host code indexed a device tensor with a tensor outside a launch")
-        return super().__torch_function__(func, types, args, kwargs or {})
+        return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
 
 
 def _has_tensor(index: Any) -> bool:
@@ -85,7 +85,7 @@ class FakeDevice:
     def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype)
 
-    def launch(self, kernel: Callable[..., None], *args: Any) -> None:
+    def launch(self, kernel: Callable[..., object], *args: Any) -> None:
         self._queue.append((kernel, args))
         self.max_queued = max(self.max_queued, len(self._queue))
 

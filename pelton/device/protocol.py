@@ -48,7 +48,7 @@ class Device(Protocol):
         """Zeroed host memory that the device copies from or to without staging it again."""
         ...
 
-    def launch(self, kernel: Callable[..., None], *args: Any) -> None:
+    def launch(self, kernel: Callable[..., object], *args: Any) -> None:
         """Queue `kernel(*args)`. The kernel writes into tensors given to it and returns nothing."""
         ...
 

@@ -15,8 +15,11 @@ from pelton.ops.paged_attention import AttentionMetadata
 class Communicator(Protocol):
     """The ranks that share each layer (tensor parallel)."""
 
-    rank: int
-    size: int
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
         """Sum over ranks, in place."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -36,7 +37,7 @@ class DecoderLayer:
 
 
 class Llama:
-    names = {"safetensors": LLAMA_HF, "dummy": LLAMA_HF, "gguf": LLAMA_GGUF}
+    names: ClassVar = {"safetensors": LLAMA_HF, "dummy": LLAMA_HF, "gguf": LLAMA_GGUF}
 
     def __init__(self, build: BuildContext, config: ModelConfig) -> None:
         self.config = config

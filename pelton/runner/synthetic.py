@@ -43,11 +43,12 @@ def synthetic_plan(
 
 
 def warm_up(runner: ModelRunner, reserved_slot: int, *, num_groups: int, max_tokens: int) -> None:
-    """Run each kind of step once, so that the first request pays for no lazy initialisation."""
-    sampled = SamplingParams(temperature=1.0, top_p=0.9)
-    for query_lens in ([1], [1, min(16, max_tokens - 1)] if max_tokens > 1 else [1]):
-        for params in (SamplingParams(temperature=0.0), sampled):
-            plan = synthetic_plan(
-                reserved_slot, query_lens=query_lens, num_groups=num_groups, params=params
-            )
-            runner.finish(runner.start(plan)).collect()
+    """Run a prefill and a decode step, so that the first request pays for no lazy initialisation."""
+    for query_len, temperature in ((min(16, max_tokens), 0.0), (1, 1.0)):
+        plan = synthetic_plan(
+            reserved_slot,
+            query_lens=[query_len],
+            num_groups=num_groups,
+            params=SamplingParams(temperature=temperature),
+        )
+        runner.finish(runner.start(plan)).collect()

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
 
+class LogitsSource(Protocol):
+    """Asked for by the sampler, rather than logits, so that a fused or sharded head fits."""
+
+    def logits(self) -> torch.Tensor:
+        """[N, V] in the head's dtype, one row per verification row; runs inside a launch."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
-class LogitsSource:
-    """Hidden rows and the head, rather than logits, so that a fused or sharded head fits.
+class HeadLogits:
+    """The whole head on this rank.
 
     hidden: [T, H]; indices: [N] int64, the rows to sample; head(rows [N, H], out [N, V]);
     out: [N, V] memory for the logits.
@@ -22,6 +31,5 @@ class LogitsSource:
     out: torch.Tensor
 
     def logits(self) -> torch.Tensor:
-        """[N, V] in the head's dtype; runs inside a launch."""
         self.head(self.hidden.index_select(0, self.indices), self.out)
         return self.out

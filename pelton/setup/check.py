@@ -158,11 +158,6 @@ def _check_combinations(args: EngineArgs) -> None:
             "batch_invariant=True needs attention_backend='invariant' (or 'auto', which takes it), "
             f"got {args.attention_backend!r}."
         )
-    if args.batch_invariant and args.attention_backend not in ("auto", "invariant"):
-        raise ConfigError(
-            f"attention_backend={args.attention_backend!r} is not batch-invariant; with "
-            "batch_invariant=True use 'invariant' or 'auto'."
-        )
     sizes = ("num_gpu_blocks_override", "kv_cache_memory_bytes", "gpu_memory_utilization")
     given = [name for name in sizes if getattr(args, name) is not None]
     if len(given) > 1:

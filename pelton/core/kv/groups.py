@@ -17,7 +17,9 @@ def group_layers(layers: Sequence[LayerKV]) -> tuple[KVGroup, ...]:
     keys: dict[tuple[str, int | None, int], list[int]] = {}
     for layer in layers:
         if layer.kind != "full":
-            raise UnsupportedError(f"KV kind {layer.kind!r} (layer {layer.index}) is not supported.")
+            raise UnsupportedError(
+                f"KV kind {layer.kind!r} (layer {layer.index}) is not supported."
+            )
         keys.setdefault((layer.kind, layer.window, layer.block_size), []).append(layer.index)
     return tuple(
         KVGroup(index=i, layers=tuple(members), block_size=key[2], kind="full", window=key[1])

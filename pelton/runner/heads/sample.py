@@ -15,7 +15,7 @@ from pelton.ops.advance import advance
 from pelton.ops.step_tensors import RowTensors
 from pelton.ops.verify import verify
 from pelton.runner.heads.results import NoResult, PendingResult, ResultRing
-from pelton.sampling.logits_source import LogitsSource
+from pelton.sampling.logits_source import HeadLogits, LogitsSource
 from pelton.sampling.sampler import SampleOutput, SamplePlan, Sampler
 
 
@@ -59,7 +59,7 @@ class SampleHead:
         plan = self._plan(batch)
         rows = self._rows()
         packed = self._packed[: batch.descriptor.num_rows]
-        source = LogitsSource(
+        source = HeadLogits(
             in_flight.hidden,
             batch.inputs.logits_indices,
             self._model.head,
@@ -112,7 +112,5 @@ class SampleHead:
     ) -> None:
         inputs, output, n = batch.inputs, self._output, batch.num_logits
         if n:
-            self._sampler.run(
-                plan, source.logits(), inputs.logits_slots, inputs.logits_positions, output
-            )
+            self._sampler.run(plan, source, inputs.logits_slots, inputs.logits_positions, output)
         verify(batch.step, rows.fields, output.token_ids[:n], output.status[:n], packed)

@@ -1,0 +1,260 @@
+"""The offline API: `LLM`."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from pelton.checkpoint.gguf_header import read_gguf_header
+from pelton.checkpoint.source import Checkpoint, resolve_checkpoint
+from pelton.config.engine import EngineArgs, EngineConfig
+from pelton.config.names import known_names
+from pelton.config.params import SamplingParams
+from pelton.engine.answers import Answer, as_request_failure, failed_output
+from pelton.engine.loop import EngineLoop
+from pelton.engine.outputs import RequestOutput
+from pelton.engine.prompts import Prompt, PromptReader
+from pelton.errors import ConfigError, PeltonError, RequestError
+from pelton.setup.check import CheckedArgs, check
+from pelton.setup.resolve import resolve
+from pelton.tokens.chat_template import ChatTemplate
+from pelton.tokens.tokenizer import Tokenizer, load_tokenizer
+from pelton.worker.facts import device_facts
+from pelton.worker.worker import Worker
+
+Params = SamplingParams | Sequence[SamplingParams] | None
+
+
+class LLM:
+    """A model, loaded and ready, in this process.
+
+    Args:
+        model: folder, GGUF file, hub id, or None for the embedded model.
+        kwargs: fields of EngineArgs.
+
+    Attributes:
+        config: what everything was resolved to.
+        start_times: seconds of each start phase, in order.
+
+    Raises ConfigError kin before anything is loaded where that can be known.
+    """
+
+    def __init__(self, model: str | None = None, **kwargs: Any) -> None:
+        started = time.perf_counter()
+        checked = check(_engine_args(model, kwargs))
+        self.config: EngineConfig = resolve(checked, device_facts(checked.args.device))
+        self.start_times = {"configuration": time.perf_counter() - started}
+        started = time.perf_counter()
+        self._tokenizer = _load_tokenizer(checked)
+        self._template = _load_template(checked.args.chat_template, self._tokenizer)
+        self.start_times["tokenizer"] = time.perf_counter() - started
+        worker = Worker(self.config, checked.checkpoint)
+        self.start_times.update(worker.phases)
+        self._worker = worker
+        self._loop = EngineLoop(self.config, worker)
+        self._reader = PromptReader(self.config, self._tokenizer)
+        self._ids = itertools.count()
+
+    def get_tokenizer(self) -> Tokenizer:
+        """Raises ConfigError if the model has none."""
+        if self._tokenizer is None:
+            raise ConfigError(
+                "this model has no tokenizer.json; pass tokenizer=FOLDER to give it one."
+            )
+        return self._tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What the checkpoint's authors recommend (generation_config.json)."""
+        return SamplingParams(**self.config.generation.sampling)  # type: ignore[arg-type]
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: Params = None,
+        *,
+        use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer prompts; outputs are in the prompts' order.
+
+        Args:
+            prompts: one prompt or many: text, {"prompt": text} or {"prompt_token_ids": [...]}.
+            sampling_params: for all prompts, or one for each; None: the checkpoint's defaults.
+            priority: one per prompt, lower first, under scheduling_policy="priority".
+
+        A lone prompt that is wrong raises RequestError. Among several, a wrong or failed one ends
+        with finish_reason "error" and its exception in `output.error`; the others are untouched.
+        """
+        is_single = isinstance(prompts, (str, Mapping))
+        many: Sequence[Prompt] = [prompts] if is_single else list(prompts)  # type: ignore[list-item]
+        params = self._params_for(many, sampling_params)
+        if priority is not None and len(priority) != len(many):
+            raise RequestError(
+                f"priority must have one value per prompt ({len(many)}), got {len(priority)}.",
+                field="priority",
+            )
+        outputs: list[RequestOutput | None] = [None] * len(many)
+        answers: dict[str, tuple[int, Answer]] = {}
+        for index, (prompt, one) in enumerate(zip(many, params)):
+            request_id = str(next(self._ids))
+            text = prompt if isinstance(prompt, str) else None
+            try:
+                request, text = self._reader.read(
+                    request_id, prompt, one, priority=priority[index] if priority else 0
+                )
+                answer = Answer(request, text, self._tokenizer)
+                self._loop.add(request)
+            except Exception as error:
+                if is_single:
+                    raise
+                if not isinstance(error, PeltonError):
+                    error = as_request_failure(request_id, error)
+                outputs[index] = failed_output(request_id, text, error)
+                continue
+            answers[request_id] = index, answer
+        self._run(answers, outputs, use_tqdm)
+        assert all(output is not None for output in outputs)
+        return outputs  # type: ignore[return-value]
+
+    def chat(
+        self,
+        messages: Sequence[Any],
+        sampling_params: Params = None,
+        *,
+        use_tqdm: bool = True,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or each of several.
+
+        messages: [{"role": ..., "content": ...}, ...], or a list of such lists. The model's own
+        chat template renders them; special tokens come from it alone. Raises RequestError with the
+        template's message for a conversation that it refuses.
+        """
+        tokenizer = self.get_tokenizer()
+        is_single = bool(messages) and isinstance(messages[0], Mapping)
+        prompts: list[Prompt] = []
+        for conversation in [messages] if is_single else messages:
+            text = self._template.render(
+                conversation,
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                **(chat_template_kwargs or {}),
+            )
+            prompts.append({"prompt": text, "prompt_token_ids": tokenizer.encode_chat(text)})
+        return self.generate(
+            prompts[0] if is_single else prompts, sampling_params, use_tqdm=use_tqdm
+        )
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes; False while requests are running."""
+        return self._loop.scheduler.reset_prefix_cache()
+
+    def close(self) -> None:
+        """Wait for the device and let go of it."""
+        self._worker.close()
+
+    def _params_for(self, prompts: Sequence[Prompt], params: Params) -> Sequence[SamplingParams]:
+        if params is None:
+            params = self.get_default_sampling_params()
+        if isinstance(params, SamplingParams):
+            return [params] * len(prompts)
+        params = list(params)
+        if len(params) != len(prompts) or not all(isinstance(p, SamplingParams) for p in params):
+            raise RequestError(
+                f"sampling_params must be one SamplingParams, or one per prompt ({len(prompts)}); "
+                f"got {len(params)} of {type(params[0]).__name__ if params else 'nothing'}.",
+                field="sampling_params",
+            )
+        return params
+
+    def _run(
+        self,
+        answers: dict[str, tuple[int, Answer]],
+        outputs: list[RequestOutput | None],
+        use_tqdm: bool,
+    ) -> None:
+        bar = tqdm(
+            total=len(outputs),
+            initial=len(outputs) - len(answers),
+            disable=not use_tqdm,
+            desc="Prompts",
+            unit="prompt",
+            dynamic_ncols=True,
+        )
+        num_tokens, started = 0, time.perf_counter()
+        try:
+            while answers:
+                for update, rows in self._loop.step():
+                    request_id = update.request.request_id
+                    if request_id not in answers:
+                        continue
+                    index, answer = answers[request_id]
+                    try:
+                        stopped = answer.take(update, rows)
+                    except Exception as error:
+                        answer.fail(as_request_failure(request_id, error))
+                        stopped = True
+                    if stopped:
+                        self._loop.abort(request_id)
+                    num_tokens += len(update.new_token_ids)
+                    if answer.output.finished:
+                        outputs[index] = answer.output
+                        del answers[request_id]
+                        bar.update()
+                        rate = num_tokens / (time.perf_counter() - started)
+                        bar.set_postfix_str(f"{rate:.1f} output tokens/s", refresh=False)
+        finally:
+            # Ctrl-C, or the device is gone: what is left must not run in the next call.
+            for request_id in answers:
+                self._loop.abort(request_id)
+            bar.close()
+        for _, answer in answers.values():
+            answer.fail(as_request_failure(answer.output.request_id, RuntimeError("abandoned")))
+
+
+def _engine_args(model: str | None, kwargs: Mapping[str, Any]) -> EngineArgs:
+    names = {field.name for field in dataclasses.fields(EngineArgs)}
+    for name in kwargs:
+        if name not in names:
+            raise ConfigError(f"LLM has no argument {name!r}." + known_names(name, names))
+    return EngineArgs(model=model, **kwargs)
+
+
+def _load_tokenizer(checked: CheckedArgs) -> Tokenizer | None:
+    """None where the model's folder holds no tokenizer at all: token ids in, token ids out."""
+    checkpoint = checked.checkpoint
+    if checked.args.tokenizer is not None:
+        checkpoint = _tokenizer_source(checked.args)
+    if checkpoint.format == "gguf":
+        return load_tokenizer(read_gguf_header(checkpoint.files[0]).metadata)
+    if not (checkpoint.folder / "tokenizer.json").exists() and checked.args.tokenizer is None:
+        return None
+    return load_tokenizer(checkpoint.folder)
+
+
+def _tokenizer_source(args: EngineArgs) -> Checkpoint:
+    return resolve_checkpoint(args.tokenizer, token=args.hf_token, load_format="dummy")
+
+
+def _load_template(given: str | None, tokenizer: Tokenizer | None) -> ChatTemplate:
+    """given: a template's text or a file that holds it; None: the model's own."""
+    special = {} if tokenizer is None else tokenizer.special_tokens
+    if given is None:
+        templates = None if tokenizer is None else tokenizer.chat_templates
+        return ChatTemplate(templates, special_tokens=special)
+    if "{" not in given:
+        path = Path(given)
+        if not path.is_file():
+            raise ConfigError(f"chat_template={given!r} is neither a file nor a Jinja template.")
+        given = path.read_text(encoding="utf-8")
+    return ChatTemplate(given, special_tokens=special)

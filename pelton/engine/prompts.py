@@ -1,0 +1,100 @@
+"""From what a user passes as a prompt to a Request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pelton.config.engine import EngineConfig
+from pelton.config.params import SamplingParams
+from pelton.core.plan import Int32Array
+from pelton.core.request import Request
+from pelton.errors import RequestError
+from pelton.tokens.tokenizer import Tokenizer
+
+Prompt = str | Mapping[str, Any]
+"""Text, {"prompt": text} or {"prompt_token_ids": [...]}; a mapping may also have "cache_salt"."""
+
+_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
+
+
+class PromptReader:
+    """Validates prompts against one engine and makes Requests of them."""
+
+    def __init__(self, config: EngineConfig, tokenizer: Tokenizer | None) -> None:
+        self._config = config
+        self._tokenizer = tokenizer
+        eos = set(config.generation.eos_token_ids)
+        if tokenizer is not None:
+            eos |= tokenizer.end_token_ids
+        self._eos_token_ids = tuple(sorted(eos))
+
+    def read(
+        self, request_id: str, prompt: Prompt, params: SamplingParams, *, priority: int = 0
+    ) -> tuple[Request, str | None]:
+        """The request, and the prompt's text if it was given as text.
+
+        Raises RequestError naming field, value and limit.
+        """
+        text, ids, salt = self._parts(prompt)
+        self._check_params(params)
+        request = Request(
+            request_id,
+            ids,
+            params,
+            priority=priority,
+            cache_salt=salt,
+            eos_token_ids=self._eos_token_ids,
+        )
+        return request, text
+
+    def _parts(self, prompt: Prompt) -> tuple[str | None, Int32Array | Sequence[int], str | None]:
+        if isinstance(prompt, str):
+            return prompt, self._encode(prompt), None
+        if not isinstance(prompt, Mapping):
+            raise RequestError(
+                "a prompt must be a string, {'prompt': ...} or {'prompt_token_ids': [...]}, got "
+                f"{type(prompt).__name__}.",
+                field="prompt",
+            )
+        unknown = [key for key in prompt if key not in _KEYS]
+        if unknown:
+            raise RequestError(
+                f"a prompt may have the keys {', '.join(_KEYS)}, got {unknown[0]!r}.",
+                field="prompt",
+            )
+        salt = prompt.get("cache_salt")
+        if salt is not None and (not isinstance(salt, str) or not salt):
+            raise RequestError(
+                f"cache_salt must be a non-empty string, got {salt!r}.", field="cache_salt"
+            )
+        text = prompt.get("prompt")
+        if "prompt_token_ids" in prompt:
+            return text, prompt["prompt_token_ids"], salt
+        if not isinstance(text, str):
+            raise RequestError(
+                "a prompt needs 'prompt' (a string) or 'prompt_token_ids' (a list of integers).",
+                field="prompt",
+            )
+        return text, self._encode(text), salt
+
+    def _encode(self, text: str) -> Int32Array:
+        if self._tokenizer is None:
+            raise RequestError(
+                "this model has no tokenizer.json, so a prompt must be given as "
+                "{'prompt_token_ids': [...]}.",
+                field="prompt",
+            )
+        return self._tokenizer.encode(text)
+
+    def _check_params(self, params: SamplingParams) -> None:
+        if params.logprobs is not None and params.logprobs > self._config.max_logprobs:
+            raise RequestError(
+                f"logprobs must be at most {self._config.max_logprobs} (max_logprobs), got "
+                f"{params.logprobs}.",
+                field="logprobs",
+            )
+        if params.stop_strings and self._tokenizer is None:
+            raise RequestError(
+                "stop strings need a tokenizer, and this model has no tokenizer.json.", field="stop"
+            )

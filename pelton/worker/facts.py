@@ -1,0 +1,43 @@
+"""What the device is, before anything is put on it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from pelton.config.hardware import DeviceFacts
+from pelton.device.memory import cpu_facts
+from pelton.errors import ConfigError
+
+
+def device_facts(device: str) -> DeviceFacts:
+    """Facts about "cpu", "cuda", "cuda:N", "fake", or for "auto" the best there is.
+
+    Raises ConfigError for a GPU that is not there.
+    """
+    kind, _, index = device.partition(":")
+    if kind == "cuda" or (kind == "auto" and torch.cuda.is_available()):
+        return _cuda_facts(int(index or 0))
+    facts = cpu_facts()
+    return replace(facts, kind="fake") if kind == "fake" else facts
+
+
+def _cuda_facts(index: int) -> DeviceFacts:
+    if not torch.cuda.is_available() or index >= torch.cuda.device_count():
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        raise ConfigError(
+            f"device='cuda:{index}' needs an NVIDIA GPU and a CUDA build of torch; {count} found. "
+            "Use device='cpu'."
+        )
+    free, total = torch.cuda.mem_get_info(index)
+    is_ampere = torch.cuda.get_device_capability(index) >= (8, 0)
+    return DeviceFacts(
+        kind="cuda",
+        name=torch.cuda.get_device_name(index),
+        total_bytes=total,
+        free_bytes=free,
+        num_cores=cpu_facts().num_cores,
+        fast_bf16=is_ampere,
+        fast_fp16=True,
+    )
