@@ -86,7 +86,8 @@ class Llama:
         taps: Sequence[int] = (),
         rows: Sequence[int] = (),
     ) -> None:
-        assert not taps and not rows, "no drafter and no shared-KV layer asks for these"
+        assert not taps, "no drafter asks for hidden states yet"
+        assert not rows, "no layer shares another's keys and values"
         for layer in self.layers[lo:hi]:
             layer.run(ctx)
 

@@ -35,21 +35,21 @@ def tiny_llama(**overrides: Any) -> Path:
     """A folder with a 2-layer random Llama in float32, weights large enough that tokens differ."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    values: dict[str, Any] = dict(
-        vocab_size=VOCAB,
-        hidden_size=48,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        max_position_embeddings=256,
-        tie_word_embeddings=False,
-        initializer_range=0.3,
-        rope_theta=10000.0,
-        eos_token_id=2,
-        bos_token_id=1,
-    )
+    values: dict[str, Any] = {
+        "vocab_size": VOCAB,
+        "hidden_size": 48,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 256,
+        "tie_word_embeddings": False,
+        "initializer_range": 0.3,
+        "rope_theta": 10000.0,
+        "eos_token_id": 2,
+        "bos_token_id": 1,
+    }
     if "rope" in overrides:
         values.pop("rope_theta")
         overrides["rope_parameters"] = dict(overrides.pop("rope"))
@@ -83,13 +83,13 @@ def make_config(folder: Path, **changes: Any) -> EngineConfig:
     """max_num_seqs 4, block size 4, 64 blocks, depth 2, float32; keyword arguments change it."""
     checkpoint = checkpoint_of(folder)
     model = read_model_config(checkpoint)
-    known = dict(
-        max_num_seqs=4,
-        max_num_batched_tokens=64,
-        long_prefill_token_threshold=0,
-        policy="fcfs",
-        max_steps_in_flight=2,
-    )
+    known = {
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 64,
+        "long_prefill_token_threshold": 0,
+        "policy": "fcfs",
+        "max_steps_in_flight": 2,
+    }
     scheduler = {name: changes.pop(name, default) for name, default in known.items()}
     cache = CacheConfig(
         block_size=changes.pop("block_size", 4),

@@ -109,7 +109,6 @@ def paged_attention(signature: AttentionSignature) -> Kernel:
         lse: torch.Tensor | None = None,
     ) -> None:
         assert lse is None, "this candidate returns no log-sum-exp"
-        block_size = kv.shape[1]
         for bucket in meta.prepared["decode"]:
             n = bucket.num_rows
             pages = kv.index_select(0, bucket.blocks)
