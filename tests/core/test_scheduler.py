@@ -55,13 +55,14 @@ def test_plans_of_a_chunked_prompt_and_a_decode(toy_engine):
 
 
 def test_rows_come_few_tokens_first_and_stable(toy_engine):
-    engine = toy_engine(budget=64)
-    for i, length in enumerate([7, 3, 5, 3]):
-        engine.add(f"r{i}", prompt(length, i), max_tokens=2)
+    engine = toy_engine(budget=300, rows=40, num_blocks=100, prefix_caching=False)
+    for i in range(40):
+        engine.add(f"r{i}", prompt((7, 3, 5, 3)[i % 4], i), max_tokens=2)
     plan = engine.launch()
-    assert plan.num_scheduled_tokens.tolist() == [3, 3, 5, 7]
-    assert [ref.slot for ref in plan.refs] == [1, 3, 2, 0]
-    assert [new.request_id for new in plan.new_rows] == ["r0", "r1", "r2", "r3"]
+    assert plan.num_scheduled_tokens.tolist() == [3] * 20 + [5] * 10 + [7] * 10
+    slots = [*range(1, 40, 2), *range(2, 40, 4), *range(0, 40, 4)]
+    assert [ref.slot for ref in plan.refs] == slots
+    assert [new.request_id for new in plan.new_rows] == [f"r{i}" for i in range(40)]
 
 
 def test_slots_are_reused_last_first_with_a_new_generation(toy_engine):
@@ -238,16 +239,32 @@ def test_a_preempted_request_is_not_overtaken(toy_engine):
 
 
 def test_nobody_is_admitted_in_a_step_that_preempts(toy_engine):
-    engine = toy_engine(depth=1)
-    four_requests(engine)
-    preempting = 0
-    while engine.scheduler.has_unfinished():
-        plan = engine.launch()
-        if plan.preempted:
-            preempting += 1
-            assert not plan.new_rows
+    """C would fit into what B leaves, and comes one step later."""
+    engine = toy_engine(policy="priority", depth=1, rows=2)
+    engine.add("a", prompt(26), max_tokens=20, priority=0, ignore_eos=True)
+    engine.add("b", prompt(26, 5), max_tokens=20, priority=5, ignore_eos=True)
+    engine.launch()
+    engine.land()
+    engine.add("c", prompt(3, 9), max_tokens=3, priority=1)
+    while not engine.plans[-1].preempted:
+        engine.launch()
         engine.land()
-    assert preempting
+    assert not engine.plans[-1].new_rows
+    assert [new.request_id for new in engine.launch().new_rows] == ["c"]
+    engine.run()
+    engine.assert_like_reference()
+
+
+def test_cached_tokens_are_those_of_the_first_admission(toy_engine):
+    engine = toy_engine(depth=1)
+    request = engine.add("a", prompt(10), max_tokens=9)
+    engine.launch()
+    engine.land()
+    engine.scheduler.preempt("a")
+    engine.launch()
+    assert engine.plans[-1].new_rows[0].num_computed_tokens == 8
+    assert request.num_cached_tokens == 0
+    engine.run()
 
 
 def test_only_draining_rows_could_yield(toy_engine):
