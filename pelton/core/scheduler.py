@@ -150,8 +150,6 @@ class Scheduler:
         self._num_preemptions = 0
         self._num_errors = 0
 
-    # Requests come and go.
-
     def add(self, request: Request) -> None:
         """Queue a request. Raises RequestError, with nothing changed, if it can never run."""
         self._validate(request)
@@ -220,8 +218,6 @@ class Scheduler:
         """Forget all cached content; False, with nothing changed, while any block is in use."""
         return self._kv.reset_prefix_cache()
 
-    # What is there.
-
     def has_unfinished(self) -> bool:
         return bool(self._requests)
 
@@ -253,8 +249,6 @@ class Scheduler:
             num_preemptions=self._num_preemptions,
             num_errors=self._num_errors,
         )
-
-    # The next step.
 
     def schedule(self) -> StepPlan | None:
         """The next step, or None when nothing can run now (then nothing is unfinished, or results
@@ -367,8 +361,6 @@ class Scheduler:
             want = request.num_tokens - num_hits
             count = min(want, self._long_prefill, draft.budget)
             draft.give(request, count, 0, samples=count == want)
-
-    # What comes back.
 
     def update(self, plan: StepPlan, result: StepResult) -> list[RequestUpdate]:
         """Book the result of the oldest plan in flight.
@@ -502,8 +494,6 @@ class Scheduler:
             raise IntegrityError(f"The result of step {plan.step} is out of turn; due are {steps}.")
         self._in_flight.popleft()
 
-    # Ends of lives.
-
     def _fail(self, request: Request, fault: Exception) -> RequestUpdate:
         request.error = fault
         self._num_errors += 1
@@ -555,8 +545,6 @@ class Scheduler:
         assert request.ref is not None
         self._free_slots.append(request.ref.slot)
         return request.ref
-
-    # Proof.
 
     def check_integrity(self) -> None:
         """Raise IntegrityError unless queues, rows, counts and blocks agree. Reads everything, so
