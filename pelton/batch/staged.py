@@ -47,9 +47,12 @@ class StagedTensor:
     def stage(self, row: int, start: int, values: npt.ArrayLike) -> None:
         """Write `values` to [row, start : start + len(values)] before the next step's kernels.
 
-        Raises IntegrityError where that leaves the row.
+        Raises IntegrityError where that leaves the row, or where an integer table cannot hold it.
         """
-        array = np.ascontiguousarray(values, dtype=_NUMPY[self.dtype])
+        given = np.asarray(values)
+        array = np.ascontiguousarray(given, dtype=_NUMPY[self.dtype])
+        if array.dtype.kind == "i" and array.dtype != given.dtype and np.any(array != given):
+            raise IntegrityError(f"{self.name} is {self.dtype} and cannot hold {given}")
         if start < 0 or start + len(array) > self.shape[1] or not 0 <= row < self.shape[0]:
             raise IntegrityError(
                 f"staged write to {self.name}[{row}, {start}:{start + len(array)}] leaves "
@@ -204,8 +207,8 @@ class Staging:
     def begin(self) -> StagedStep:
         """Lease the next ring slot; waits only when `depth` steps are already in flight."""
         step = self._ring[self._next]
-        self._next = (self._next + 1) % len(self._ring)
         step.lease()
+        self._next = (self._next + 1) % len(self._ring)
         return step
 
     def flush(self, step: StagedStep) -> None:

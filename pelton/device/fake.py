@@ -18,7 +18,7 @@ _VIEWS = frozenset(
     """__getitem__ __len__ __get__ as_strided chunk detach dim element_size expand flatten
     is_contiguous narrow ndimension nelement numel permute reshape select size slice split squeeze
     storage_offset stride swapaxes t transpose unbind unflatten unsqueeze view view_as
-    is_floating_point untyped_storage data_ptr __hash__ is_complex __repr__""".split()
+    is_floating_point data_ptr __hash__ is_complex __repr__""".split()
 )
 
 
@@ -38,15 +38,18 @@ class FakeDeviceTensor(torch.Tensor):
             return "FakeDeviceTensor(on the device)"
         if name not in _VIEWS:
             raise HostReadError(f"host code called {name} on a device tensor outside a launch")
-        if name == "__getitem__" and _has_tensor(args[1]):
-            raise HostReadError("host code indexed a device tensor with a tensor outside a launch")
-        return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+        result = super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+        # `reshape` may copy, and indexing with a list or an array does: that is work, and a read.
+        for item in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(item, torch.Tensor) and _memory(item) != _memory(args[0]):
+                raise HostReadError(f"host code copied a device tensor by {name} outside a launch")
+        return result
 
 
-def _has_tensor(index: Any) -> bool:
-    if isinstance(index, tuple):
-        return any(_has_tensor(item) for item in index)
-    return isinstance(index, (torch.Tensor, list))
+def _memory(tensor: torch.Tensor) -> int:
+    """Where the tensor's storage begins."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.untyped_storage().data_ptr()
 
 
 class FakeEvent:
@@ -79,8 +82,11 @@ class FakeDevice:
         return torch.zeros(shape, dtype=dtype).as_subclass(FakeDeviceTensor)
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        poison = float("nan") if dtype.is_floating_point else -7
-        return torch.full(shape, poison, dtype=dtype).as_subclass(FakeDeviceTensor)
+        if dtype.is_floating_point:
+            poison = torch.full(shape, float("nan"), dtype=dtype)
+        else:
+            poison = torch.full(shape, -7, dtype=torch.int64).to(dtype)
+        return poison.as_subclass(FakeDeviceTensor)
 
     def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype)
