@@ -13,7 +13,8 @@ from pelton.core.plan import BlockAppend, NewRow
 
 
 class BlockTables:
-    """[R, W] per group; unused entries are the null block, 0."""
+    """[R, W] per group. Entries past a row's blocks may be a former owner's; build_inputs leaves
+    them out. The reserved row's are the null block, 0."""
 
     def __init__(
         self, staging: Staging, groups: Sequence[KVGroup], *, max_num_seqs: int, max_model_len: int

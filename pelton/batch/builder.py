@@ -55,6 +55,8 @@ class BatchBuilder:
                 max_seq_len=int(seq_len_bound.max(initial=0)),
             )
         )
+        assert descriptor.num_rows >= num_rows, "fewer rows executed than live"
+        assert descriptor.num_tokens >= num_tokens, "fewer tokens executed than live"
         is_prefill = bound < self._rows.prefill_len_np[slots]
         step, inputs = self._buffers.views(descriptor, num_logits)
         return InputBatch(

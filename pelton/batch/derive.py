@@ -30,10 +30,10 @@ def token_range(parent: InputBatch, start: int, end: int) -> RowMap:
     """The map that cuts tokens [start, end) out of `parent`; a straddling row is cut in two."""
     ends = np.cumsum(parent.query_len_np, dtype=np.int32)
     starts = ends - parent.query_len_np
-    row = np.flatnonzero((ends > start) & (starts < end)).astype(np.int32)
-    first = np.maximum(start - starts[row], 0).astype(np.int32)
-    last = np.minimum(end - starts[row], parent.query_len_np[row]).astype(np.int32)
-    return RowMap(row, first, last - first)
+    first = np.maximum(start - starts, 0)
+    length = np.minimum(end - starts, parent.query_len_np) - first
+    row = np.flatnonzero(length > 0)
+    return RowMap(*(a.astype(np.int32) for a in (row, first[row], length[row])))
 
 
 class DerivedBatches:

@@ -77,6 +77,8 @@ class InputBuffers:
     def views(self, descriptor: Descriptor, num_logits: int) -> tuple[StepArrays, InputTensors]:
         """Views of the executed sizes."""
         rows, tokens = descriptor.num_rows, descriptor.num_tokens
+        assert rows <= self.max_rows, "more rows executed than the buffers hold"
+        assert tokens <= self.max_tokens, "more tokens executed than the buffers hold"
         widths = [-(-max(descriptor.max_seq_len, 1) // size) for size in self._block_sizes]
         return (
             StepArrays(

@@ -54,7 +54,7 @@ class InputTensors:
     input_ids: [T] int32. positions: [P, T] int64 (P = 1 but for models with several position axes).
     seq_lens: [B] int32, tokens whose KV exists after this step; 0 for padding.
     is_padding: [T] bool.
-    block_tables: G x [B, W'] int32, 0 (the null block) for padding.
+    block_tables: G x [B, W'] int32, 0 (the null block) for padding and past a row's last token.
     slot_mappings: G x [T] int64, PAD_SLOT for padding.
     logits_indices: [N] int64, token of each verification row. logits_slots: [N] int64, its row of
         state. logits_positions: [N] int32, its token's position.

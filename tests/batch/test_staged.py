@@ -111,7 +111,7 @@ def test_a_write_that_leaves_its_row_is_refused(row, start, n):
     staging = Staging(CPUDevice(1), depth=1)
     table = staging.tensor("tokens", 3, 4, torch.int32)
     staging.allocate()
-    with pytest.raises(IntegrityError, match="tokens.*leaves"):
+    with pytest.raises(IntegrityError, match=r"tokens.*leaves"):
         table.stage(row, start, np.zeros(n, np.int32))
     assert staging.num_writes == 0
 

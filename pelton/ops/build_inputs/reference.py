@@ -45,8 +45,10 @@ def build_inputs(rows: RowTensors, step: StepArrays, out: InputTensors) -> None:
     for table, block_size, batch_table, slot_mapping in zip(
         rows.block_tables, rows.block_sizes, out.block_tables, out.slot_mappings
     ):
+        # Past a row's last token its table may hold a former owner's blocks.
         width = batch_table.shape[1]
-        torch.mul(table[slots, :width], is_live_row[:, None], out=batch_table)
+        first_token = torch.arange(0, width * block_size, block_size, device=device)
+        torch.mul(table[slots, :width], first_token < out.seq_lens[:, None], out=batch_table)
         block = table[slot, position // block_size].long()
         kv_slot = block * block_size + position % block_size
         slot_mapping.copy_(kv_slot.masked_fill_(out.is_padding, PAD_SLOT))

@@ -16,7 +16,6 @@ def derive_inputs(
     num_rows = row_map.shape[1]
     parent_row, first, length = row_map.long()
     is_live = torch.arange(num_rows, device=device) < out_step.live[0]
-    out_step.idx_mapping.copy_(parent_step.idx_mapping[parent_row])
     past_end = parent_step.query_start_loc.diff()[parent_row] - first - length
     torch.mul((parent.seq_lens[parent_row] - past_end).int(), is_live, out=out.seq_lens)
 

@@ -31,9 +31,9 @@ def compose(signature: AttentionSignature, attend: Kernel) -> Kernel:
         meta: AttentionMetadata,
         out: torch.Tensor,
     ) -> None:
-        heads = qkv.view(len(qkv), -1, head_dim)
+        heads = qkv.view(qkv.shape[0], num_heads + 2 * num_kv_heads, head_dim)
         rope(heads[:, : num_heads + num_kv_heads], cos, sin)
         store_kv(qkv[:, query_width:], kv.view(-1, kv_width), meta.kv_slots)
-        attend(heads[:, :num_heads], kv, meta, out.view(-1, num_heads, head_dim))
+        attend(heads[:, :num_heads], kv, meta, out.view(out.shape[0], num_heads, head_dim))
 
     return kernel
