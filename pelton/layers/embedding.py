@@ -61,4 +61,4 @@ class Head:
         )
 
     def run(self, x: torch.Tensor, out: torch.Tensor) -> None:
-        self._product(len(x), x, out)
+        self._product(x.shape[0], x, out)

@@ -95,10 +95,10 @@ class LinearAdd:
     def run(self, x: torch.Tensor, residual: torch.Tensor, communicator: Communicator) -> None:
         """x: [T, in_features / size]; residual: [T, out_features], changed in place."""
         if self._size == 1:
-            self._add(len(x), x, residual)
+            self._add(x.shape[0], x, residual)
             return
         partial = torch.empty_like(residual)
-        self._product(len(x), x, partial)
+        self._product(x.shape[0], x, partial)
         communicator.all_reduce(partial)
         residual.add_(partial)
         if self.bias is not None:

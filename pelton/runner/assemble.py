@@ -27,7 +27,6 @@ from pelton.forward.stages import FirstStage, LaterStage, Link, Stage, WholeMode
 from pelton.layers.context import Communicator, OneRank
 from pelton.model_state.default import DefaultModelState
 from pelton.models.protocol import Model
-from pelton.ops.step_tensors import RowTensors
 from pelton.runner.heads.protocol import Head
 from pelton.runner.heads.relay import RelayHead
 from pelton.runner.heads.results import ResultRing
@@ -117,8 +116,7 @@ def assemble(
         participants.append(zeroing)
     staging.allocate()
 
-    def row_tensors() -> RowTensors:
-        return rows.tensors(tables.tensors, tables.block_sizes)
+    row_tensors = rows.tensors(tables.tensors, tables.block_sizes)
 
     kv = allocate_kv(device, backend, layers, config.cache.num_blocks)
     zeroing.pools = kv

@@ -21,6 +21,7 @@ from pelton.config.scheduler import SchedulerConfig
 from pelton.core.descriptor import Descriptor
 from pelton.core.request import Request
 from pelton.device.cpu import CPUDevice
+from pelton.device.cuda import CUDADevice
 from pelton.device.fake import FakeDevice
 from pelton.device.protocol import Device
 from pelton.engine.loop import EngineLoop
@@ -121,6 +122,8 @@ class QueuedCPU(CPUDevice):
 
 
 def make_device(kind: str) -> Device:
+    if kind == "cuda":
+        return CUDADevice()
     return {"cpu": lambda: CPUDevice(1), "queued": lambda: QueuedCPU(1), "fake": FakeDevice}[kind]()
 
 

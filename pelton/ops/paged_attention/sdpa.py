@@ -111,21 +111,20 @@ def paged_attention(signature: AttentionSignature) -> Kernel:
         assert lse is None, "this candidate returns no log-sum-exp"
         for bucket in meta.prepared["decode"]:
             n = bucket.num_rows
-            pages = kv.index_select(0, bucket.blocks)
-            keys, values = pages.view(n, -1, 2, num_kv_heads, head_dim).permute(2, 0, 3, 1, 4)
+            pages = kv.index_select(0, bucket.blocks).view(n, -1, 2, num_kv_heads, head_dim)
             rows = query[:n] if bucket.rows is None else query[bucket.rows]
             # The query heads of one key head go in as its query tokens: keys are read once.
             result = F.scaled_dot_product_attention(
                 rows.view(n, num_kv_heads, group_size, head_dim),
-                keys,
-                values,
+                pages[:, :, 0].transpose(1, 2),
+                pages[:, :, 1].transpose(1, 2),
                 attn_mask=bucket.mask,
                 scale=scale,
-            ).reshape(n, num_heads, head_dim)
+            )
             if bucket.rows is None:
-                out[:n] = result
+                out[:n].view(result.shape).copy_(result)
             else:
-                out[bucket.rows] = result
+                out[bucket.rows] = result.flatten(1, 2)
         for row in meta.prepared["prefill"]:
             tokens = slice(row.start, row.end)
             if row.blocks is None:
@@ -133,17 +132,17 @@ def paged_attention(signature: AttentionSignature) -> Kernel:
                 pages = kv.view(-1, 2, num_kv_heads, head_dim)[meta.kv_slots[tokens]]
             else:
                 pages = kv.index_select(0, row.blocks).flatten(0, 1)
-            keys, values = pages.permute(1, 2, 0, 3)[:, None]
             result = F.scaled_dot_product_attention(
                 query[tokens].transpose(0, 1)[None],
-                keys,
-                values,
+                pages[:, 0].transpose(0, 1)[None],
+                pages[:, 1].transpose(0, 1)[None],
                 attn_mask=row.visible,
                 is_causal=row.blocks is None,
                 scale=scale,
                 enable_gqa=group_size > 1,
             )
             out[tokens] = result[0].transpose(0, 1)
-        out[meta.prepared["end"] :].zero_()
+        if meta.prepared["end"] < out.shape[0]:
+            out[meta.prepared["end"] :].zero_()
 
     return kernel

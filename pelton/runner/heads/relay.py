@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 from pelton.device.protocol import Device
@@ -20,7 +18,7 @@ class RelayHead:
     def __init__(
         self,
         device: Device,
-        rows: Callable[[], RowTensors],
+        rows: RowTensors,
         link: Link,
         *,
         max_rows: int,
@@ -38,5 +36,5 @@ class RelayHead:
             step = in_flight.batch.step
             packed = self._packed[: in_flight.batch.descriptor.num_rows]
             self._link.receive_sampled(packed)
-            self._device.launch(advance, self._rows(), step, packed[:, :-2], packed[:, -2])
+            self._device.launch(advance, self._rows, step, packed[:, :-2], packed[:, -2])
         return NoResult(in_flight.step_id, 1 + self._num_drafts, in_flight.failed)

@@ -87,19 +87,21 @@ class PendingResult:
         return self._event.is_done()
 
     def collect(self) -> StepResult:
-        """Wait, copy out, and give the slot back."""
-        self._event.wait()
-        packed = self._slot.packed.numpy()[: self._batch.num_rows].copy()
-        result = StepResult(
-            step=self._step_id,
-            token_ids=packed[:, :-2],
-            num_sampled=packed[:, -2],
-            status=packed[:, -1],
-            logprobs=self._logprobs(),
-            failed=self._failed,
-        )
-        self._ring.release(self._slot)
-        return result
+        """Wait, copy out, and give the slot back, whatever happens: a copy that a fault has left in
+        the queue comes before those of the slot's next owner."""
+        try:
+            self._event.wait()
+            packed = self._slot.packed.numpy()[: self._batch.num_rows].copy()
+            return StepResult(
+                step=self._step_id,
+                token_ids=packed[:, :-2],
+                num_sampled=packed[:, -2],
+                status=packed[:, -1],
+                logprobs=self._logprobs(),
+                failed=self._failed,
+            )
+        finally:
+            self._ring.release(self._slot)
 
     def _logprobs(self) -> LogprobRows | None:
         if self._logprob_width is None:

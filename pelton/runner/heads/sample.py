@@ -14,7 +14,7 @@ from pelton.models.protocol import Model
 from pelton.ops.advance import advance
 from pelton.ops.step_tensors import RowTensors
 from pelton.ops.verify import verify
-from pelton.runner.heads.results import NoResult, PendingResult, ResultRing
+from pelton.runner.heads.results import HostResults, NoResult, PendingResult, ResultRing
 from pelton.sampling.logits_source import HeadLogits, LogitsSource
 from pelton.sampling.sampler import SampleOutput, SamplePlan, Sampler
 
@@ -30,7 +30,7 @@ class SampleHead:
         device: Device,
         model: Model,
         sampler: Sampler,
-        rows: Callable[[], RowTensors],
+        rows: RowTensors,
         ring: ResultRing,
         *,
         max_rows: int,
@@ -57,7 +57,7 @@ class SampleHead:
         assert isinstance(in_flight, Final)
         batch = in_flight.batch
         plan = self._plan(batch)
-        rows = self._rows()
+        rows = self._rows
         packed = self._packed[: batch.descriptor.num_rows]
         source = HeadLogits(
             in_flight.hidden,
@@ -68,19 +68,13 @@ class SampleHead:
         self._device.launch(self._sample, plan, source, batch, rows, packed)
         self._after_sample(packed)
         slot = self._ring.lease()
-        n, logits = batch.num_rows, batch.num_logits
-        self._device.copy_to_host(slot.packed[:n], packed[:n])
-        if plan.logprob_spans:
-            width, output = plan.logprob_width, self._output
-            for target, values in (
-                (slot.token_logprobs[:logits], output.token_logprobs[:logits]),
-                (slot.ranks[:logits], output.ranks[:logits]),
-                (slot.top_ids[:logits, :width], output.top_ids[:logits, :width]),
-                (slot.top_logprobs[:logits, :width], output.top_logprobs[:logits, :width]),
-            ):
-                self._device.copy_to_host(target, values)
-        event = self._device.record_event()
-        self._device.launch(advance, rows, batch.step, packed[:, :-2], packed[:, -2])
+        try:
+            self._copy_out(slot, plan, batch, packed)
+            event = self._device.record_event()
+            self._device.launch(advance, rows, batch.step, packed[:, :-2], packed[:, -2])
+        except BaseException:
+            self._ring.release(slot)
+            raise
         return PendingResult(
             step_id=in_flight.step_id,
             event=event,
@@ -90,6 +84,22 @@ class SampleHead:
             logprob_width=plan.logprob_width if plan.logprob_spans else None,
             failed=in_flight.failed,
         )
+
+    def _copy_out(
+        self, slot: HostResults, plan: SamplePlan, batch: InputBatch, packed: torch.Tensor
+    ) -> None:
+        n, logits = batch.num_rows, batch.num_logits
+        self._device.copy_to_host(slot.packed[:n], packed[:n])
+        if not plan.logprob_spans:
+            return
+        width, output = plan.logprob_width, self._output
+        for target, values in (
+            (slot.token_logprobs[:logits], output.token_logprobs[:logits]),
+            (slot.ranks[:logits], output.ranks[:logits]),
+            (slot.top_ids[:logits, :width], output.top_ids[:logits, :width]),
+            (slot.top_logprobs[:logits, :width], output.top_logprobs[:logits, :width]),
+        ):
+            self._device.copy_to_host(target, values)
 
     def _plan(self, batch: InputBatch) -> SamplePlan:
         counts = batch.num_logits_np

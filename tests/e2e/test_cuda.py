@@ -1,0 +1,57 @@
+"""The whole engine on an NVIDIA GPU, by the references alone. Run on the lent machine."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.tiny import TinyEngine, oracle_greedy, prompts_of, tiny_llama
+
+from pelton.config.params import SamplingParams
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def _needs_gpu():
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU")
+
+
+@pytest.mark.parametrize("backend", ["torch", "reference", "invariant"])
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_greedy_tokens_equal_transformers(backend, depth):
+    folder = tiny_llama()
+    engine = TinyEngine(
+        folder,
+        device="cuda",
+        attention_backend=backend,
+        batch_invariant=backend == "invariant",
+        max_steps_in_flight=depth,
+    )
+    prompts = prompts_of([1, 7, 30, 16, 17, 15], seed=5)
+    assert engine.generate(prompts) == [oracle_greedy(folder, p, 12) for p in prompts]
+
+
+def test_no_step_waits_for_the_device():
+    """Every launch of a generation runs with synchronising calls forbidden; only the collection of
+    results may wait, and it waits on an event."""
+    engine = TinyEngine(tiny_llama(), device="cuda")
+    names = [
+        engine.add(prompt, SamplingParams(temperature=0.8, top_p=0.9, max_tokens=12, logprobs=3))
+        for prompt in prompts_of([5, 40, 90])
+    ]
+    names.append(engine.add(prompts_of([9])[0]))
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        outcomes = engine.run()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert all(outcomes[name].error is None for name in names)
+
+
+def test_seeded_tokens_equal_the_cpu():
+    params = SamplingParams(temperature=0.8, top_k=40, seed=11, max_tokens=12, ignore_eos=True)
+    prompts = prompts_of([1, 7, 30, 16], seed=5)
+    assert TinyEngine(tiny_llama(), device="cuda").generate(prompts, params) == TinyEngine(
+        tiny_llama()
+    ).generate(prompts, params)
