@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ from pelton.engine.outputs import RequestOutput
 from pelton.engine.prompts import Prompt, PromptReader
 from pelton.errors import ConfigError, PeltonError, RequestError
 from pelton.setup.check import CheckedArgs, check
-from pelton.setup.resolve import resolve
+from pelton.setup.resolve import describe, resolve
 from pelton.tokens.chat_template import ChatTemplate
 from pelton.tokens.tokenizer import Tokenizer, load_tokenizer
 from pelton.worker.facts import device_facts
@@ -60,6 +61,7 @@ class LLM:
         self._loop = EngineLoop(self.config, worker)
         self._reader = PromptReader(self.config, self._tokenizer)
         self._ids = itertools.count()
+        _log_start(self.config, self.start_times)
 
     def get_tokenizer(self) -> Tokenizer:
         """Raises ConfigError if the model has none."""
@@ -220,6 +222,20 @@ class LLM:
             bar.close()
         for _, answer in answers.values():
             answer.fail(as_request_failure(answer.output.request_id, RuntimeError("abandoned")))
+
+
+def _log_start(config: EngineConfig, phases: Mapping[str, float]) -> None:
+    """What was decided and how long it took, to the logger "pelton": on stderr, unless the
+    application has set up logging of its own."""
+    logger = logging.getLogger("pelton")
+    if not logger.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(message)s"))
+        logger.addHandler(handler)
+        if logger.level == logging.NOTSET:
+            logger.setLevel(logging.INFO)
+    parts = ", ".join(f"{name} {seconds:.2f}" for name, seconds in phases.items())
+    logger.info("%s\nready in  %.2f s: %s", describe(config), sum(phases.values()), parts)
 
 
 def _engine_args(model: str | None, kwargs: Mapping[str, Any]) -> EngineArgs:

@@ -32,7 +32,7 @@ def allocate_buffers(
 ) -> StepBuffers:
     return StepBuffers(
         *(
-            device.zeros((max_tokens, width), dtype)
+            device.empty((max_tokens, width), dtype)
             for width in (
                 widths.hidden,
                 widths.qkv,
