@@ -23,7 +23,7 @@ class Candidate:
 
     target: "module:factory"; factory(signature, **weights) returns the kernel.
     refuses: signature -> why it cannot be taken, or None.
-    max_rows: most rows it is meant for; None = any.
+    max_rows: most rows it is meant for, from 1 on; None = any, 0 included.
     """
 
     name: str
@@ -37,7 +37,8 @@ class Candidate:
 
 
 class BoundOp:
-    """A ladder of kernels; called with the row count first."""
+    """A ladder of kernels; called with the row count first. No rows go to the top, which takes any
+    number of them."""
 
     __slots__ = ("_rungs", "_top", "names")
 
@@ -48,7 +49,7 @@ class BoundOp:
 
     def __call__(self, num_rows: int, *args: Any) -> None:
         for limit, kernel in self._rungs:
-            if num_rows <= limit:  # type: ignore[operator]
+            if 0 < num_rows <= limit:  # type: ignore[operator]
                 kernel(*args)
                 return
         self._top(*args)

@@ -1,4 +1,4 @@
-"""Row by row, in plain steps; any dtype."""
+"""Row by row, in plain steps; any dtype, computed in float32 at least."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ def row_mask(
 
 def paged_attention(signature: AttentionSignature) -> Kernel:
     group_size = signature.num_heads // signature.num_kv_heads
+    accumulate = torch.promote_types(signature.dtype, torch.float32)
 
     def kernel(
         query: torch.Tensor,
@@ -37,14 +38,15 @@ def paged_attention(signature: AttentionSignature) -> Kernel:
             start, end = end, end + int(meta.query_lens[row])
             num_blocks = -(-int(meta.seq_len_bounds[row]) // block_size)
             pages = kv[meta.block_table[row, :num_blocks].long()].flatten(0, 1)
-            keys, values = pages.repeat_interleave(group_size, dim=2).unbind(1)
-            scores = torch.einsum("qhd,khd->hqk", query[start:end], keys) * signature.scale
+            keys, values = pages.to(accumulate).repeat_interleave(group_size, dim=2).unbind(1)
+            tokens = query[start:end].to(accumulate)
+            scores = torch.einsum("qhd,khd->hqk", tokens, keys) * signature.scale
             visible = row_mask(
                 end - start, num_blocks * block_size, meta.seq_lens[row], signature.window
             )
             scores = scores.masked_fill(~visible, float("-inf"))
             # Bytes past the sequence may be anything, and 0 * NaN is not 0.
-            values = values.masked_fill(~visible[-1, :, None, None], 0)
+            values = values.masked_fill(~visible.any(0)[:, None, None], 0)
             weights = torch.softmax(scores, dim=-1)
             out[start:end] = torch.einsum("hqk,khd->qhd", weights, values)
             if lse is not None:

@@ -1,0 +1,345 @@
+"""Every candidate of paged_attention against float64, with what it must not read poisoned."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+
+from pelton.ops.paged_attention import (
+    AttentionMetadata,
+    AttentionSignature,
+    invariant,
+    reference,
+    sdpa,
+)
+from pelton.ops.registry import Kernel
+
+CANDIDATES = {"reference": reference, "sdpa": sdpa, "invariant": invariant}
+READS_PAST_END = {"reference": False, "sdpa": True, "invariant": False}
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2e-2}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@dataclass
+class Row:
+    """query: [q, Hq, D]; keys, values: [seq_len, Hk, D], the query tokens' own included."""
+
+    query: torch.Tensor
+    keys: torch.Tensor
+    values: torch.Tensor
+
+    def piece(self, first: int, end: int) -> Row:
+        """Query tokens first:end as a row of their own, what comes later not yet there."""
+        earlier = len(self.keys) - len(self.query)
+        n = earlier + end
+        return Row(self.query[first:end], self.keys[:n], self.values[:n])
+
+
+def random_row(
+    generator: torch.Generator,
+    query_len: int,
+    seq_len: int,
+    heads: tuple[int, int],
+    head_dim: int,
+    dtype: torch.dtype = torch.float32,
+) -> Row:
+    def draw(n: int, num_heads: int) -> torch.Tensor:
+        values = torch.randn(n, num_heads, head_dim, generator=generator, dtype=torch.float64)
+        return values.to(dtype)
+
+    return Row(draw(query_len, heads[0]), draw(seq_len, heads[1]), draw(seq_len, heads[1]))
+
+
+@dataclass
+class Batch:
+    """Rows laid out in a paged pool; whatever belongs to no row is `garbage`.
+
+    slack: how far each host bound lies above the device's length. num_padding: tokens at the end.
+    """
+
+    rows: Sequence[Row]
+    signature: AttentionSignature
+    garbage: float
+    block_size: int = 4
+    slack: Sequence[int] = ()
+    num_padding: int = 0
+    seed: int = 0
+    meta: AttentionMetadata = field(init=False)
+    query: torch.Tensor = field(init=False)
+    kv: torch.Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        signature, size = self.signature, self.block_size
+        slack = list(self.slack) or [0] * len(self.rows)
+        query_lens = [len(row.query) for row in self.rows]
+        seq_lens = [len(row.keys) for row in self.rows]
+        bounds = [n + extra for n, extra in zip(seq_lens, slack)]
+        num_blocks = [-(-n // size) for n in bounds]
+        free = np.random.default_rng(self.seed).permutation(sum(num_blocks) + 3) + 1
+        width = max(num_blocks, default=1)
+        table = np.zeros((len(self.rows) + 1, width), np.int32)
+        shape = (len(free) + 1, size, 2, signature.num_kv_heads, signature.head_dim)
+        self.kv = torch.full(shape, self.garbage, dtype=signature.dtype)
+        slots: list[int] = []
+        for i, row in enumerate(self.rows):
+            table[i, : num_blocks[i]], free = free[: num_blocks[i]], free[num_blocks[i] :]
+            at = np.arange(seq_lens[i])
+            row_slots = table[i, at // size] * size + at % size
+            flat = self.kv.view(-1, *shape[2:])
+            flat[row_slots, 0] = row.keys
+            flat[row_slots, 1] = row.values
+            slots += row_slots[seq_lens[i] - query_lens[i] :].tolist()
+        padding = torch.full((self.num_padding, *self.query_shape), torch.nan)
+        self.query = torch.cat([*[row.query for row in self.rows], padding.to(signature.dtype)])
+        start = np.concatenate([[0], np.cumsum(query_lens)]).astype(np.int32)
+        is_single = np.array(query_lens) == 1
+        self.meta = AttentionMetadata(
+            query_start_loc=torch.from_numpy(np.append(start, start[-1])),
+            seq_lens=torch.tensor([*seq_lens, 0], dtype=torch.int32),
+            block_table=torch.from_numpy(table),
+            kv_slots=torch.tensor(slots + [0] * self.num_padding, dtype=torch.int64),
+            num_rows=len(self.rows),
+            query_lens=np.array(query_lens, np.int32),
+            seq_len_bounds=np.array(bounds, np.int32),
+            bounds_are_exact=not any(slack),
+            num_decode_rows=len(self.rows) if is_single.all() else int(np.argmin(is_single)),
+        )
+
+    @property
+    def query_shape(self) -> tuple[int, int]:
+        return self.signature.num_heads, self.signature.head_dim
+
+    def run(self, name: str, lse: torch.Tensor | None = None) -> torch.Tensor:
+        if name == "sdpa":
+            sdpa.prepare(
+                self.meta,
+                block_size=self.block_size,
+                window=self.signature.window,
+                dtype=self.signature.dtype,
+            )
+        # Queries are a view of a wider product, as in a layer.
+        wide = torch.full((len(self.query), 99 + self.query[0:1].numel()), torch.nan).to(self.query)
+        query = wide[:, 99:].view(self.query.shape)
+        query.copy_(self.query)
+        kv = self.kv.clone()
+        out = torch.full(self.query.shape, torch.nan, dtype=self.query.dtype)
+        kernel: Kernel = CANDIDATES[name].paged_attention(self.signature)
+        if lse is None:
+            kernel(query, kv, self.meta, out)
+        else:
+            kernel(query, kv, self.meta, out, lse)
+        assert torch.equal(query.nan_to_num(), self.query.nan_to_num()), "queries are not changed"
+        assert torch.equal(kv.nan_to_num(), self.kv.nan_to_num()), "the pool is not changed"
+        return out
+
+    def exact(self) -> tuple[np.ndarray, np.ndarray]:
+        """out [live tokens, Hq, D] and lse [live tokens, Hq] in float64, token by token."""
+        signature = self.signature
+        out, lse = [], []
+        for row in self.rows:
+            query, keys, values = (t.double().numpy() for t in (row.query, row.keys, row.values))
+            for i, token in enumerate(query):
+                end = len(keys) - len(query) + i + 1
+                start = 0 if signature.window is None else max(end - signature.window, 0)
+                for head in range(signature.num_heads):
+                    shared = head * signature.num_kv_heads // signature.num_heads
+                    scores = keys[start:end, shared] @ token[head] * signature.scale
+                    top = scores.max()
+                    weights = np.exp(scores - top)
+                    out.append(weights @ values[start:end, shared] / weights.sum())
+                    lse.append(top + np.log(weights.sum()))
+        shape = (-1, signature.num_heads)
+        return np.array(out).reshape(*shape, signature.head_dim), np.array(lse).reshape(shape)
+
+
+def signature_of(
+    heads: tuple[int, int],
+    head_dim: int,
+    dtype: torch.dtype = torch.float32,
+    window: int | None = None,
+) -> AttentionSignature:
+    return AttentionSignature(
+        num_heads=heads[0],
+        num_kv_heads=heads[1],
+        head_dim=head_dim,
+        scale=head_dim**-0.5,
+        dtype=dtype,
+        device_type="cpu",
+        window=window,
+    )
+
+
+def garbage_for(name: str) -> float:
+    return 1e4 if READS_PAST_END[name] else math.nan
+
+
+# (query length, sequence length): decode rows of one block, at its edges, and long ones that form
+# buckets of their own; a fresh prompt; chunks with earlier tokens; a last chunk of a block's end.
+MIXED = [(1, 1), (1, 600), (1, 4), (1, 5), (1, 270), (1, 63), (1, 65), (1, 8)]
+MIXED += [(2, 2), (3, 9), (7, 7), (8, 12), (9, 73), (17, 17), (16, 130)]
+
+
+@pytest.mark.parametrize("name", CANDIDATES)
+@pytest.mark.parametrize("window", [None, 1, 6, 70])
+@pytest.mark.parametrize("heads", [(2, 2), (4, 2), (6, 2), (8, 1)], ids=str)
+@pytest.mark.parametrize("head_dim", [16, 24, 64])
+def test_against_float64(head_dim, heads, window, name):
+    generator = torch.Generator().manual_seed(0)
+    signature = signature_of(heads, head_dim, window=window)
+    # All rows with one geometry, a third of them with the others: the float64 side is slow.
+    lens = MIXED if (heads, head_dim) == ((4, 2), 16) else MIXED[::3]
+    rows = [random_row(generator, q, n, heads, head_dim) for q, n in lens]
+    batch = Batch(rows, signature, garbage_for(name), num_padding=3)
+    lse = None if name == "sdpa" else torch.full((len(batch.query), heads[0]), torch.nan)
+    out = batch.run(name, lse)
+    expected, expected_lse = batch.exact()
+    live = len(expected)
+    np.testing.assert_allclose(out[:live].double().numpy(), expected, rtol=1e-5, atol=1e-5)
+    assert (out[live:] == 0).all(), "padding tokens get 0"
+    if lse is not None:
+        np.testing.assert_allclose(lse[:live].double().numpy(), expected_lse, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("name", CANDIDATES)
+def test_dtypes_are_within_the_contract(name, dtype):
+    generator = torch.Generator().manual_seed(1)
+    rows = [random_row(generator, q, n, (6, 2), 24, dtype) for q, n in MIXED[::2]]
+    batch = Batch(rows, signature_of((6, 2), 24, dtype), garbage_for(name), block_size=16)
+    lse = None if name == "sdpa" else torch.full((len(batch.query), 6), torch.nan)
+    out = batch.run(name, lse)
+    expected, expected_lse = batch.exact()
+    assert np.abs(out.double().numpy() - expected).max() <= TOLERANCE[dtype]
+    if lse is not None:
+        # float32 by contract, whatever the inputs.
+        error = np.abs(lse.double().numpy() - expected_lse).max()
+        assert error <= max(TOLERANCE[dtype], 1e-5)
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 4, 16, 32])
+@pytest.mark.parametrize("name", CANDIDATES)
+def test_block_sizes(name, block_size):
+    generator = torch.Generator().manual_seed(2)
+    lens = [(1, 2 * block_size - 1), (1, 2 * block_size), (1, 2 * block_size + 1)]
+    lens += [(2, max(block_size, 2)), (5, 5 + block_size), (block_size + 2, block_size + 2)]
+    rows = [random_row(generator, q, n, (4, 2), 16) for q, n in lens]
+    batch = Batch(rows, signature_of((4, 2), 16), garbage_for(name), block_size=block_size)
+    expected, _ = batch.exact()
+    np.testing.assert_allclose(batch.run(name).double().numpy(), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("window", [None, 6])
+@pytest.mark.parametrize("name", CANDIDATES)
+def test_host_bounds_may_lie_above_the_lengths(name, window):
+    """specs/core.md 1.6: after rejected drafts the host knows only a bound; results stay."""
+    generator = torch.Generator().manual_seed(3)
+    lens = [(1, 3), (1, 300), (1, 9), (4, 4), (4, 12), (2, 40)]
+    rows = [random_row(generator, q, n, (4, 2), 16) for q, n in lens]
+    signature = signature_of((4, 2), 16, window=window)
+    batch = Batch(rows, signature, garbage_for(name), slack=[3, 40, 0, 2, 5, 70])
+    expected, _ = batch.exact()
+    np.testing.assert_allclose(batch.run(name).double().numpy(), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", CANDIDATES)
+@pytest.mark.parametrize(
+    "lens",
+    [[(1, 5)], [(6, 6)], [(1, 1)], [(3, 9), (1, 7), (2, 2)], [(1, 7), (3, 3), (1, 12)], []],
+    ids=str,
+)
+def test_small_and_unsorted_batches(name, lens):
+    """One row, rows of one kind, single query tokens behind longer rows (cut rows), and none."""
+    generator = torch.Generator().manual_seed(4)
+    rows = [random_row(generator, q, n, (4, 2), 16) for q, n in lens]
+    batch = Batch(rows, signature_of((4, 2), 16), garbage_for(name), num_padding=2)
+    out = batch.run(name)
+    if rows:
+        np.testing.assert_allclose(
+            out[: len(out) - 2].double().numpy(), batch.exact()[0], rtol=0, atol=1e-5
+        )
+    assert (out[len(out) - 2 :] == 0).all()
+
+
+def test_large_scores_do_not_overflow():
+    generator = torch.Generator().manual_seed(5)
+    for name in CANDIDATES:
+        rows = [random_row(generator, q, n, (2, 2), 16) for q, n in [(1, 200), (9, 90)]]
+        for row in rows:
+            row.query *= 300
+        batch = Batch(rows, signature_of((2, 2), 16), garbage_for(name))
+        out = batch.run(name).double().numpy()
+        np.testing.assert_allclose(out, batch.exact()[0], rtol=0, atol=1e-3)
+
+
+def test_decode_rows_of_very_different_lengths_form_buckets():
+    """Otherwise one long row would make all rows gather its length of pages."""
+    generator = torch.Generator().manual_seed(6)
+    lens = [(1, 1000), (1, 5), (1, 270), (1, 530), (1, 250), (1, 900)]
+    batch = Batch(
+        [random_row(generator, q, n, (2, 1), 16) for q, n in lens], signature_of((2, 1), 16), 1e4
+    )
+    out = batch.run("sdpa")
+    buckets = batch.meta.prepared["decode"]
+    assert [sorted(bucket.rows.tolist()) for bucket in buckets] == [[1, 4], [2, 3], [0, 5]]
+    np.testing.assert_allclose(out.double().numpy(), batch.exact()[0], rtol=0, atol=1e-5)
+
+
+def test_without_finite_bytes_past_the_end_sdpa_fails():
+    """Why attention/zeroing.py exists; were this to pass, zeroing could go."""
+    generator = torch.Generator().manual_seed(7)
+    rows = [random_row(generator, 1, 5, (2, 1), 16)]
+    assert Batch(rows, signature_of((2, 1), 16), math.nan).run("sdpa").isnan().any()
+
+
+HEADS = [(2, 2), (6, 2), (9, 3), (8, 1)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+def test_invariant_tokens_do_not_see_their_batch(heads, num_threads, dtype):
+    """Bit for bit: alone or among others, in chunks of 1, 3, 8, 16, at other places of a tile, with
+    other blocks, other neighbours' bytes and looser bounds."""
+    torch.set_num_threads(num_threads)
+    generator = torch.Generator().manual_seed(8)
+    signature = signature_of(heads, 24, dtype)
+    row = random_row(generator, 37, 150, heads, 24, dtype)
+    others = [random_row(generator, q, n, heads, 24, dtype) for q, n in [(1, 9), (1, 200), (5, 70)]]
+    alone = Batch([row], signature, math.nan).run("invariant")
+    together = Batch([*others, row], signature, math.nan, block_size=16, seed=5, num_padding=2)
+    start = sum(len(other.query) for other in others)
+    assert torch.equal(together.run("invariant")[start : start + 37], alone)
+    loose = Batch([row], signature, math.nan, slack=[77], seed=2)
+    assert torch.equal(loose.run("invariant"), alone)
+    for chunk in (1, 3, 8, 16, 36):
+        pieces = []
+        for first in range(0, 37, chunk):
+            piece = row.piece(first, min(first + chunk, 37))
+            batch = Batch([*others[:2], piece], signature, math.nan, seed=first)
+            pieces.append(batch.run("invariant")[2:])
+        assert torch.equal(torch.cat(pieces), alone), chunk
+
+
+def test_invariant_window_tokens_do_not_see_their_batch():
+    generator = torch.Generator().manual_seed(9)
+    signature = signature_of((4, 2), 16, window=70)
+    row = random_row(generator, 37, 150, (4, 2), 16)
+    alone = Batch([row], signature, math.nan).run("invariant")
+    for chunk in (1, 3, 16):
+        pieces = [
+            Batch([row.piece(i, min(i + chunk, 37))], signature, math.nan).run("invariant")
+            for i in range(0, 37, chunk)
+        ]
+        assert torch.equal(torch.cat(pieces), alone), chunk

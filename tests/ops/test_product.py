@@ -1,0 +1,198 @@
+"""linear, linear_add, norm_linear: every candidate against float64, and the invariant one bit for
+bit whatever stands around a row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from pelton.errors import UnsupportedError
+from pelton.ops import linear, linear_add, norm_linear
+from pelton.ops.product import INVARIANT_TILE, ProductSignature
+from pelton.ops.registry import Candidate, bind
+
+OPS = {"linear": linear, "linear_add": linear_add, "norm_linear": norm_linear}
+ALL = [(op, candidate.name) for op, module in OPS.items() for candidate in module.CANDIDATES]
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}
+EPS = 1e-3
+ROWS = [0, 1, 2, INVARIANT_TILE - 1, INVARIANT_TILE, INVARIANT_TILE + 1, 2 * INVARIANT_TILE + 3]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(before)
+
+
+def candidate_of(op: str, name: str) -> Candidate:
+    return next(c for c in OPS[op].CANDIDATES if c.name == name)
+
+
+class Product:
+    """One op over random weights. run(x) -> out; exact(x) -> float64."""
+
+    def __init__(
+        self,
+        op: str,
+        name: str,
+        k: int,
+        m: int,
+        dtype: torch.dtype = torch.float32,
+        *,
+        has_bias: bool = False,
+        silu_mul: bool = False,
+    ) -> None:
+        self.op, self.m, self.dtype = op, m, dtype
+        self.silu_mul = silu_mul
+        self.weights = {"weight": torch.randn(m, k).to(dtype)}
+        if has_bias:
+            self.weights["bias"] = torch.randn(m).to(dtype)
+        if op == "norm_linear":
+            self.weights["norm_weight"] = torch.randn(k).to(dtype)
+        self.signature = ProductSignature(
+            in_features=k,
+            out_features=m,
+            dtype=dtype,
+            device_type="cpu",
+            has_bias=has_bias,
+            batch_invariant=name == "tiled",
+            activation="silu_mul" if silu_mul else None,
+            norm_eps=EPS if op == "norm_linear" else None,
+        )
+        candidate = candidate_of(op, name)
+        self.is_refused = candidate.refuses(self.signature) is not None
+        self.kernel = candidate.load()(self.signature, **self.weights)
+
+    def run(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        before = x.clone()
+        scratch = torch.full((len(x), self.m), torch.nan, dtype=self.dtype)
+        if self.op == "linear_add":
+            assert residual is not None
+            out = residual.clone()
+            self.kernel(x, out)
+        elif self.op == "linear":
+            out = scratch
+            self.kernel(x, out)
+        else:
+            out = scratch
+            if self.silu_mul:
+                out = torch.full((len(x), self.m // 2), torch.nan, dtype=self.dtype)
+            self.kernel(x, out, scratch)
+        assert torch.equal(x, before), "the input is not changed"
+        return out
+
+    def exact(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        x, weights = x.double(), {name: w.double() for name, w in self.weights.items()}
+        if "norm_weight" in weights:
+            mean = (x * x).sum(-1, keepdim=True) / x.shape[1]
+            x = x / (mean + EPS).sqrt() * weights["norm_weight"]
+        out = x @ weights["weight"].T + weights.get("bias", 0.0)
+        if self.silu_mul:
+            gate, up = out.chunk(2, -1)
+            out = gate / (1 + (-gate).exp()) * up
+        return out if residual is None else out + residual.double()
+
+
+def inputs(product: Product, num_rows: int, k: int) -> dict[str, Any]:
+    values = {"x": torch.randn(num_rows, k).to(product.dtype)}
+    if product.op == "linear_add":
+        values["residual"] = torch.randn(num_rows, product.m).to(product.dtype)
+    return values
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize(("op", "name"), ALL)
+def test_against_float64(op, name, dtype):
+    cases = [(k, m, b, False) for k, m in ((1, 1), (48, 96), (49, 33), (300, 17)) for b in (0, 1)]
+    if op == "norm_linear":
+        cases += [(48, 96, False, True), (49, 34, True, True)]
+    for k, m, has_bias, silu_mul in cases:
+        product = Product(op, name, k, m, dtype, has_bias=bool(has_bias), silu_mul=silu_mul)
+        if product.is_refused:
+            assert name == "matvec"
+            assert has_bias
+            continue
+        for num_rows in ROWS if name != "matvec" else [1]:
+            given = inputs(product, num_rows, k)
+            out, expected = product.run(**given), product.exact(**given)
+            assert out.shape == expected.shape
+            assert out.dtype == dtype
+            # Sums of K terms: relative to the size of a row, since single elements cancel.
+            size = expected.abs().amax().clamp(min=1.0) if num_rows else 1.0
+            error = ((out.double() - expected).abs() / size).amax() if num_rows else 0.0
+            assert error <= TOLERANCE[dtype], (k, m, num_rows)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("op", OPS)
+def test_invariant_rows_do_not_see_their_batch(op, dtype, num_threads):
+    """Alone, in any batch, at any place of a tile, in chunks of 1, 3 and 16: the same bits."""
+    torch.set_num_threads(num_threads)
+    for k, m in ((48, 96), (49, 34), (576, 1536)):
+        product = Product(op, "tiled", k, m, dtype, silu_mul=op == "norm_linear")
+        given = inputs(product, 37, k)
+        whole = product.run(**given)
+        for chunk in (1, 3, 16, 17, 36):
+            pieces = [
+                product.run(**{name: v[i : i + chunk] for name, v in given.items()})
+                for i in range(0, 37, chunk)
+            ]
+            assert torch.equal(torch.cat(pieces), whole), (k, m, chunk)
+        order = torch.randperm(37)
+        shuffled = product.run(**{name: v[order] for name, v in given.items()})
+        assert torch.equal(shuffled, whole[order]), (k, m)
+        # Threads change nothing either: requests of one engine may see several numbers of them.
+        torch.set_num_threads(3 - num_threads)
+        assert torch.equal(product.run(**given), whole), (k, m)
+        torch.set_num_threads(num_threads)
+
+
+def test_norm_of_large_and_tiny_rows_stays_finite():
+    for dtype in (torch.float32, torch.bfloat16):
+        product = Product("norm_linear", "reference", 48, 8, dtype)
+        x = torch.randn(3, 48).to(dtype) * torch.tensor([[1e15], [1e-15], [0.0]], dtype=dtype)
+        out, expected = product.run(x), product.exact(x)
+        assert torch.isfinite(out).all()
+        torch.testing.assert_close(out.double(), expected, rtol=5e-2, atol=5e-2)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_the_ladder_takes_one_row_and_many_and_none(op):
+    product = Product(op, "reference", 48, 96)
+    bound = bind(op, OPS[op].CANDIDATES, product.signature, **product.weights)
+    assert bound.names == ("matvec", "reference")
+    for num_rows in (0, 1, 2, 17):
+        given = inputs(product, num_rows, 48)
+        product.kernel = lambda *args, n=num_rows: bound(n, *args)
+        torch.testing.assert_close(product.run(**given).double(), product.exact(**given),
+                                   rtol=1e-4, atol=1e-4)  # fmt: skip
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_which_candidates_are_taken(op):
+    plain = {"in_features": 8, "out_features": 8, "dtype": torch.float32}
+
+    def names(**flags: Any) -> tuple[str, ...]:
+        signature = ProductSignature(**plain, norm_eps=EPS, **{"device_type": "cpu", **flags})
+        weights = {"weight": torch.zeros(8, 8)}
+        if op == "norm_linear":
+            weights["norm_weight"] = torch.zeros(8)
+        return bind(op, OPS[op].CANDIDATES, signature, **weights).names
+
+    assert names() == ("matvec", "reference")
+    assert names(has_bias=True) == ("reference",)
+    assert names(device_type="cuda") == ("reference",)
+    assert names(batch_invariant=True) == ("tiled",)
+    with pytest.raises(UnsupportedError, match="depend on the number of rows"):
+        bind(
+            op,
+            OPS[op].CANDIDATES[:2],
+            ProductSignature(**plain, device_type="cpu", batch_invariant=True),
+        )
