@@ -1,0 +1,99 @@
+"""From a qkv product to attention: what the composition adds to its parts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from pelton.ops.paged_attention import AttentionMetadata, AttentionSignature, reference
+from pelton.ops.qkv_attention import compose
+
+HEADS, KV_HEADS, DIM, SIZE = 4, 2, 16, 4
+
+
+def metadata(
+    slots: list[int], query_lens: list[int], seq_lens: list[int], table: list[list[int]]
+) -> AttentionMetadata:
+    return AttentionMetadata(
+        query_start_loc=torch.tensor([0, *np.cumsum(query_lens)], dtype=torch.int32),
+        seq_lens=torch.tensor(seq_lens, dtype=torch.int32),
+        block_table=torch.tensor(table, dtype=torch.int32),
+        kv_slots=torch.tensor(slots, dtype=torch.int64),
+        num_rows=len(query_lens),
+        query_lens=np.array(query_lens, np.int32),
+        seq_len_bounds=np.array(seq_lens, np.int32),
+        bounds_are_exact=True,
+        num_decode_rows=0,
+    )
+
+
+def run(qkv: torch.Tensor, kv: torch.Tensor, meta: AttentionMetadata, position: torch.Tensor):
+    signature = AttentionSignature(
+        num_heads=HEADS,
+        num_kv_heads=KV_HEADS,
+        head_dim=DIM,
+        scale=0.25,
+        dtype=torch.float64,
+        device_type="cpu",
+    )
+    angle = position[:, None] * 100.0 ** -(torch.arange(DIM // 2).double() / (DIM // 2))
+    cos = torch.cat([angle.cos()] * 2, -1)[:, None]
+    out = torch.full((len(qkv), HEADS * DIM), torch.nan, dtype=torch.float64)
+    attend = compose(signature, reference.paged_attention(signature))
+    attend(qkv, cos, angle.sin()[:, None], kv, meta, out)
+    return out
+
+
+def test_scores_depend_on_distance_only_and_values_are_stored_unrotated():
+    torch.manual_seed(0)
+    qkv = torch.randn(6, (HEADS + 2 * KV_HEADS) * DIM, dtype=torch.float64)
+    outs = []
+    for shift in (0, 33):
+        kv = torch.full((4, SIZE, 2, KV_HEADS, DIM), torch.nan, dtype=torch.float64)
+        meta = metadata([12, 13, 14, 15, 4, 5], [6], [6], [[3, 1]])
+        outs.append(run(qkv.clone(), kv, meta, torch.arange(6) + shift))
+        values = qkv[:, (HEADS + KV_HEADS) * DIM :].view(6, KV_HEADS, DIM)
+        assert torch.equal(kv.flatten(0, 1)[meta.kv_slots, 1], values)
+        assert kv[[0, 2]].isnan().all(), "other blocks are not touched"
+        assert kv[1, 2:].isnan().all()
+    torch.testing.assert_close(outs[0], outs[1], rtol=1e-10, atol=1e-10)
+
+
+def test_rows_of_one_step_may_read_what_the_others_store():
+    """Two rows that share a block stored in this very step: all stores come before any read."""
+    torch.manual_seed(1)
+    qkv = torch.randn(6, (HEADS + 2 * KV_HEADS) * DIM, dtype=torch.float64)
+    kv = torch.full((4, SIZE, 2, KV_HEADS, DIM), torch.nan, dtype=torch.float64)
+    # Row 0 is tokens 4 and 5 of a sequence whose tokens 0..3 are row 1 of the same step.
+    meta = metadata([8, 9, 4, 5, 6, 7], [2, 4], [6, 4], [[1, 2], [1, 0]])
+    out = run(qkv.clone(), kv, meta, torch.tensor([4, 5, 0, 1, 2, 3]))
+    order = [2, 3, 4, 5, 0, 1]
+    whole_meta = metadata([4, 5, 6, 7, 8, 9], [6], [6], [[1, 2]])
+    fresh = torch.full_like(kv, torch.nan)
+    whole = run(qkv[order].clone(), fresh, whole_meta, torch.arange(6))
+    torch.testing.assert_close(out[order], whole, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("num_padding", [0, 1, 5])
+def test_padding_tokens_touch_the_null_block_alone(num_padding):
+    """Case 7."""
+    torch.manual_seed(2)
+    width = (HEADS + 2 * KV_HEADS) * DIM
+    qkv = torch.randn(3 + num_padding, width, dtype=torch.float64)
+    kv = torch.zeros((3, SIZE, 2, KV_HEADS, DIM), dtype=torch.float64)
+    position = torch.tensor([0, 1, 2] + [0] * num_padding)
+    out = run(qkv.clone(), kv, metadata([4, 5, 6] + [0] * num_padding, [3], [3], [[1]]), position)
+    alone_kv = torch.zeros_like(kv)
+    alone = run(qkv[:3].clone(), alone_kv, metadata([4, 5, 6], [3], [3], [[1]]), position[:3])
+    assert torch.equal(out[:3], alone)
+    assert (out[3:] == 0).all()
+    assert torch.equal(kv[1:], alone_kv[1:])
+    assert (kv[0, 1:] == 0).all()
+
+
+def test_no_tokens():
+    """An empty part of a cut batch."""
+    empty = torch.zeros(0, (HEADS + 2 * KV_HEADS) * DIM, dtype=torch.float64)
+    kv = torch.zeros((1, SIZE, 2, KV_HEADS, DIM), dtype=torch.float64)
+    assert run(empty, kv, metadata([], [], [], [[]]), torch.zeros(0)).shape == (0, HEADS * DIM)
