@@ -18,6 +18,7 @@ from pelton.config.engine import EngineArgs, EngineConfig
 from pelton.config.names import known_names
 from pelton.config.params import SamplingParams
 from pelton.engine.answers import Answer, as_request_failure, failed_output
+from pelton.engine.interrupts import InterruptsBetweenSteps
 from pelton.engine.loop import EngineLoop
 from pelton.engine.outputs import RequestOutput
 from pelton.engine.prompts import Prompt, PromptReader
@@ -92,6 +93,7 @@ class LLM:
 
         A lone prompt that is wrong raises RequestError. Among several, a wrong or failed one ends
         with finish_reason "error" and its exception in `output.error`; the others are untouched.
+        Ctrl-C takes effect after the step that is running, and the LLM can be used again.
         """
         is_single = isinstance(prompts, (str, Mapping))
         many: Sequence[Prompt] = [prompts] if is_single else list(prompts)  # type: ignore[list-item]
@@ -103,24 +105,31 @@ class LLM:
             )
         outputs: list[RequestOutput | None] = [None] * len(many)
         answers: dict[str, tuple[int, Answer]] = {}
-        for index, (prompt, one) in enumerate(zip(many, params)):
-            request_id = str(next(self._ids))
-            text = prompt if isinstance(prompt, str) else None
+        with InterruptsBetweenSteps() as interrupts:
             try:
-                request, text = self._reader.read(
-                    request_id, prompt, one, priority=priority[index] if priority else 0
-                )
-                answer = Answer(request, text, self._tokenizer)
-                self._loop.add(request)
-            except Exception as error:
-                if is_single:
-                    raise
-                if not isinstance(error, PeltonError):
-                    error = as_request_failure(request_id, error)
-                outputs[index] = failed_output(request_id, text, error)
-                continue
-            answers[request_id] = index, answer
-        self._run(answers, outputs, use_tqdm)
+                for index, (prompt, one) in enumerate(zip(many, params)):
+                    interrupts.check()
+                    request_id = str(next(self._ids))
+                    text = prompt if isinstance(prompt, str) else None
+                    try:
+                        request, text = self._reader.read(
+                            request_id, prompt, one, priority=priority[index] if priority else 0
+                        )
+                        answer = Answer(request, text, self._tokenizer)
+                        self._loop.add(request)
+                    except Exception as error:
+                        if is_single:
+                            raise
+                        if not isinstance(error, PeltonError):
+                            error = as_request_failure(request_id, error)
+                        outputs[index] = failed_output(request_id, text, error)
+                        continue
+                    answers[request_id] = index, answer
+                self._run(answers, outputs, use_tqdm, interrupts)
+            finally:
+                # Ctrl-C, or the device is gone: what is left must not run in the next call.
+                for request_id in answers:
+                    self._loop.abort(request_id)
         assert all(output is not None for output in outputs)
         return outputs  # type: ignore[return-value]
 
@@ -184,6 +193,7 @@ class LLM:
         answers: dict[str, tuple[int, Answer]],
         outputs: list[RequestOutput | None],
         use_tqdm: bool,
+        interrupts: InterruptsBetweenSteps,
     ) -> None:
         bar = tqdm(
             total=len(outputs),
@@ -196,6 +206,7 @@ class LLM:
         num_tokens, started = 0, time.perf_counter()
         try:
             while answers:
+                interrupts.check()
                 for update, rows in self._loop.step():
                     request_id = update.request.request_id
                     if request_id not in answers:
@@ -216,12 +227,7 @@ class LLM:
                         rate = num_tokens / (time.perf_counter() - started)
                         bar.set_postfix_str(f"{rate:.1f} output tokens/s", refresh=False)
         finally:
-            # Ctrl-C, or the device is gone: what is left must not run in the next call.
-            for request_id in answers:
-                self._loop.abort(request_id)
             bar.close()
-        for _, answer in answers.values():
-            answer.fail(as_request_failure(answer.output.request_id, RuntimeError("abandoned")))
 
 
 def _log_start(config: EngineConfig, phases: Mapping[str, float]) -> None:

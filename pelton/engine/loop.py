@@ -8,7 +8,7 @@ from pelton.config.engine import EngineConfig
 from pelton.core.plan import LogprobRows, StepPlan
 from pelton.core.request import Request
 from pelton.core.scheduler import RequestUpdate, Scheduler
-from pelton.errors import DeviceLost, IntegrityError
+from pelton.errors import DeviceLost, IntegrityError, RequestFailed
 from pelton.runner.heads.protocol import StepOutcome
 from pelton.worker.worker import Worker
 
@@ -54,7 +54,8 @@ class EngineLoop:
     def step(self) -> Updates:
         """Launch a step if there is room, and collect one if there is none.
 
-        A fault ends the requests of the step that it hit; DeviceLost is passed on.
+        A fault ends the requests of the step that it hit; DeviceLost is passed on. So is an
+        interrupt (Ctrl-C), but its step is booked as failed first, so that the loop can go on.
         """
         plan = self.scheduler.schedule() if len(self._in_flight) < self._depth else None
         if plan is not None:
@@ -64,6 +65,9 @@ class EngineLoop:
                 raise
             except Exception as error:
                 return self._fail(plan, error)
+            except BaseException:
+                self._fail(plan, _interrupted(plan))
+                raise
             if len(self._in_flight) < self._depth:
                 return []
         if self._in_flight:
@@ -90,9 +94,16 @@ class EngineLoop:
             raise
         except Exception as error:
             return self._fail(plan, error)
+        except BaseException:
+            self._fail(plan, _interrupted(plan))
+            raise
         return [(update, result.logprobs) for update in self.scheduler.update(plan, result)]
 
     def _fail(self, plan: StepPlan, error: Exception) -> Updates:
         # Plans are booked in order: what was launched before the failed one comes first.
         updates = self.drain() if self._in_flight and self._in_flight[0][0].step < plan.step else []
         return updates + [(update, None) for update in self.scheduler.fail_step(plan, error)]
+
+
+def _interrupted(plan: StepPlan) -> RequestFailed:
+    return RequestFailed(f"Step {plan.step} was interrupted.")

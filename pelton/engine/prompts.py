@@ -69,7 +69,7 @@ class PromptReader:
                 f"cache_salt must be a non-empty string, got {salt!r}.", field="cache_salt"
             )
         text = prompt.get("prompt")
-        if "prompt_token_ids" in prompt:
+        if "prompt_token_ids" in prompt and (text is None or isinstance(text, str)):
             return text, prompt["prompt_token_ids"], salt
         if not isinstance(text, str):
             raise RequestError(

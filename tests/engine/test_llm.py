@@ -1,0 +1,623 @@
+"""The offline API on a tiny checkpoint with a tokenizer of its own."""
+
+from __future__ import annotations
+
+import functools
+import json
+import shutil
+import signal
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.plain import greedy, plain_tokens
+from support.tiny import tiny_llama
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from pelton import LLM, SamplingParams
+from pelton.engine.interrupts import InterruptsBetweenSteps
+from pelton.errors import ConfigError, RequestError, RequestFailed
+
+TEMPLATE = (
+    "{% for m in messages %}{% if m.role not in ['user', 'assistant'] %}"
+    "{{ raise_exception('no role ' + m.role) }}{% endif %}"
+    "<s>{{ m.role }}: {{ m.content }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<s>assistant: {% endif %}"
+)
+TEXTS = ("A turbine turns", "water and light", "the wheel of 1880", "so it goes, and goes")
+
+
+@functools.cache
+def backend() -> Tokenizer:
+    """Byte-level BPE with every byte and a few merges."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=320,
+        special_tokens=["<pad>", "<s>", "</s>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([*TEXTS, "the turbine and the wheel turn and turn"] * 4, trainer)
+    return tokenizer
+
+
+@functools.cache
+def folder() -> Path:
+    target = Path(tempfile.mkdtemp(prefix="pelton-llm-"))
+    size = backend().get_vocab_size()
+    shutil.copytree(tiny_llama(vocab_size=size), target, dirs_exist_ok=True)
+    backend().save(str(target / "tokenizer.json"))
+    settings = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": TEMPLATE}
+    (target / "tokenizer_config.json").write_text(json.dumps(settings))
+    return target
+
+
+SETTINGS: dict[str, Any] = {
+    "dtype": "float32",
+    "device": "cpu",
+    "max_model_len": 96,
+    "max_num_seqs": 2,
+    "max_num_batched_tokens": 64,
+    "block_size": 4,
+    "num_gpu_blocks_override": 60,
+    "num_threads": 1,
+}
+
+
+def make_llm(**changes: Any) -> LLM:
+    return LLM(str(folder()), **{**SETTINGS, **changes})
+
+
+@pytest.fixture(scope="module")
+def shared() -> LLM:
+    return make_llm()
+
+
+@pytest.fixture(params=["cpu", "fake"])
+def llm(request: Any) -> Any:
+    llm = make_llm(device=request.param)
+    yield llm
+    llm.close()
+    assert not llm._loop.scheduler.has_unfinished()
+
+
+def ids(text: str) -> list[int]:
+    return backend().encode(text).ids
+
+
+def expected(text: str, params: SamplingParams) -> list[int]:
+    return plain_tokens(ids(text), params, folder=folder())
+
+
+def text_of(tokens: list[int]) -> str:
+    return backend().decode(tokens, skip_special_tokens=True)
+
+
+def ask(llm: LLM, prompts: Any, params: Any = None, **kwargs: Any) -> list[Any]:
+    return llm.generate(prompts, params or greedy(), use_tqdm=False, **kwargs)
+
+
+def check_answers(llm: LLM, texts: Any = TEXTS) -> None:
+    for output, text in zip(ask(llm, list(texts)), texts, strict=True):
+        assert output.error is None
+        assert output.outputs[0].token_ids == expected(text, greedy())
+
+
+def test_text_ids_and_batches(llm):
+    check_answers(llm)
+    (lone,) = ask(llm, TEXTS[0])
+    (named,) = ask(llm, {"prompt": TEXTS[0]})
+    (given,) = ask(llm, {"prompt_token_ids": ids(TEXTS[0])})
+    tokens = expected(TEXTS[0], greedy())
+    for output, text in ((lone, TEXTS[0]), (named, TEXTS[0]), (given, None)):
+        assert output.finished
+        assert output.prompt == text
+        assert output.prompt_token_ids == ids(TEXTS[0])
+        (answer,) = output.outputs
+        assert answer.token_ids == tokens
+        assert answer.text == text_of(tokens)
+        assert (answer.finish_reason, answer.stop_reason) == ("length", None)
+        assert answer.logprobs is None
+        assert answer.cumulative_logprob is None
+    assert ask(llm, []) == []
+    assert len({output.request_id for output in (lone, named, given)}) == 3
+    assert given.num_cached_tokens == (len(ids(TEXTS[0])) - 1) // 4 * 4
+
+
+def test_params_for_each_prompt(shared):
+    params = [greedy(3), greedy(7)]
+    for output, text, one in zip(ask(shared, list(TEXTS[:2]), params), TEXTS, params):
+        assert output.outputs[0].token_ids == expected(text, one)
+    for wrong in ([greedy()], [greedy(), 5], {"max_tokens": 3}):
+        with pytest.raises(RequestError, match="sampling_params"):
+            ask(shared, list(TEXTS[:2]), wrong)
+
+
+def test_checkpoint_defaults_are_used(shared):
+    defaults = shared.get_default_sampling_params()
+    assert defaults == SamplingParams()
+    (output,) = shared.generate([TEXTS[0]], use_tqdm=False)
+    assert 1 <= len(output.outputs[0].token_ids) <= defaults.max_tokens
+
+
+BAD = [
+    {"prompt_token_ids": [999999]},
+    {"prompt_token_ids": [-1]},
+    {"prompt_token_ids": [2**40]},
+    {"prompt_token_ids": []},
+    {"prompt_token_ids": [1.5]},
+    {"prompt_token_ids": "abc"},
+    {"prompt_token_ids": [[1, 2]]},
+    {"prompt": 7},
+    {"prompt": 7, "prompt_token_ids": [5]},
+    {"promt": "x"},
+    {},
+    {"prompt": "x", "cache_salt": ""},
+    {"prompt": "\ud800"},
+    {"prompt": "x" * 400},
+]
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_bad_prompts(bad, shared):
+    """Cases 3 and 26: a lone one raises, one among others is told apart and hurts nobody."""
+    with pytest.raises(RequestError):
+        ask(shared, bad)
+    good, wrong, last = ask(shared, [TEXTS[0], bad, TEXTS[1]])
+    assert isinstance(wrong.error, RequestError)
+    assert wrong.finished
+    assert wrong.outputs[0].finish_reason == "error"
+    assert good.outputs[0].token_ids == expected(TEXTS[0], greedy())
+    assert last.outputs[0].token_ids == expected(TEXTS[1], greedy())
+
+
+def test_a_prompt_of_another_type(shared):
+    outputs = ask(shared, [5, TEXTS[0], None])
+    assert [type(output.error) for output in outputs] == [RequestError, type(None), RequestError]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"stop_token_ids": [999999], "min_tokens": 1},
+        {"logprobs": 10**6},
+        {"stop_token_ids": list(range(3, 200)), "min_tokens": 1},
+        {"stop": ["x" * 10**6]},
+    ],
+)
+def test_bad_params_hurt_one_request(changes, shared):
+    """Case 26."""
+    wrong, good = ask(shared, list(TEXTS[:2]), [greedy(4, **changes), greedy()])
+    assert isinstance(wrong.error, RequestError), wrong
+    assert wrong.outputs[0].finish_reason == "error"
+    assert good.outputs[0].token_ids == expected(TEXTS[1], greedy())
+
+
+def test_wrong_arguments():
+    with pytest.raises(ConfigError, match="Did you mean 'max_model_len'"):
+        LLM(str(folder()), max_modle_len=3)
+    with pytest.raises(ConfigError, match="attention_backend"):
+        make_llm(attention_backend="flash")
+
+
+def stop_after(text: str, count: int) -> tuple[str, str]:
+    """A piece of the greedy answer that first ends at token `count`, and what stands before it."""
+    tokens = expected(text, greedy(30))
+    before, whole = text_of(tokens[: count - 1]), text_of(tokens[:count])
+    for size in range(1, len(whole)):
+        piece = whole[-size:]
+        if "\ufffd" not in piece and piece not in whole[:-1] and len(whole) > len(before):
+            return piece, whole[:-size]
+    raise AssertionError("choose another fixture")
+
+
+def printable_cut(text: str) -> tuple[int, str, str]:
+    for count in range(3, 28):
+        try:
+            piece, before = stop_after(text, count)
+        except AssertionError:
+            continue
+        if "\ufffd" not in piece:
+            return count, piece, before
+    raise AssertionError("choose another fixture")
+
+
+def test_stop_strings(llm):
+    """Cut from the text, the request ends early, usage counts the tokens made."""
+    count, piece, before = printable_cut(TEXTS[0])
+    for include in (False, True):
+        params = greedy(30, stop=[piece, "never there"], include_stop_str_in_output=include)
+        stopped, other = ask(llm, list(TEXTS[:2]), [params, greedy(30)])
+        (answer,) = stopped.outputs
+        assert (answer.finish_reason, answer.stop_reason) == ("stop", piece)
+        assert answer.text == before + (piece if include else "")
+        assert answer.token_ids == expected(TEXTS[0], greedy(30))[:count]
+        assert other.outputs[0].token_ids == expected(TEXTS[1], greedy(30))
+    (later,) = ask(llm, TEXTS[0], greedy(30, stop=piece, min_tokens=count + 1))
+    assert len(later.outputs[0].token_ids) > count
+    assert later.outputs[0].text.startswith(before + piece)
+
+
+def test_stop_ids(llm):
+    tokens = expected(TEXTS[0], greedy(20))
+    cut = next(i for i in range(2, 20) if tokens[i] not in tokens[:i])
+    (output,) = ask(llm, TEXTS[0], greedy(20, stop_token_ids=[tokens[cut]]))
+    (answer,) = output.outputs
+    assert (answer.finish_reason, answer.stop_reason) == ("stop", tokens[cut])
+    assert answer.token_ids == tokens[: cut + 1]
+    assert answer.text == text_of(tokens[:cut])
+    params = greedy(20, stop_token_ids=[tokens[cut]], include_stop_str_in_output=True)
+    assert ask(llm, TEXTS[0], params)[0].outputs[0].text == text_of(tokens[: cut + 1])
+
+
+def force(llm: LLM, token: int, call: int) -> None:
+    """Make `token` the most likely of every row at that call of the head."""
+    head, calls = llm._worker.model.head, iter(range(10**9))
+
+    def hooked(hidden: torch.Tensor, out: torch.Tensor) -> None:
+        head(hidden, out)
+        if next(calls) == call:
+            out[:, token] = 1e4
+
+    llm._worker.model.head = hooked  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason", "count"),
+    [
+        ({}, "stop", 4),
+        ({"ignore_eos": True}, "length", 12),
+        ({"min_tokens": 4}, "length", 12),
+        ({"min_tokens": 3}, "stop", 4),
+    ],
+)
+def test_end_of_sequence(changes, reason, count):
+    """The model's own end token; its stop_reason is None. It may follow min_tokens others."""
+    llm = make_llm()
+    force(llm, 2, 3)
+    params = SamplingParams(temperature=0.0, max_tokens=12, **changes)
+    (output,) = ask(llm, TEXTS[0], params)
+    (answer,) = output.outputs
+    # Without the forced token the tiny model must not end by itself.
+    assert 2 not in expected(TEXTS[0], greedy())
+    assert (answer.finish_reason, answer.stop_reason) == (reason, None)
+    assert len(answer.token_ids) == count
+    assert (answer.token_ids[3] == 2) == (changes != {"min_tokens": 4})
+
+
+@pytest.mark.parametrize("wanted", [0, 1, 3, 20])
+@pytest.mark.parametrize("temperature", [0.0, 2.0])
+def test_logprobs(wanted, temperature, shared):
+    """Case 17: n distinct entries sorted by value, the sampled token in any case."""
+    params = SamplingParams(
+        temperature=temperature, max_tokens=10, ignore_eos=True, logprobs=wanted, seed=1
+    )
+    plain = SamplingParams(temperature=temperature, max_tokens=10, ignore_eos=True, seed=1)
+    outputs = ask(shared, list(TEXTS[:2]), [params, plain])
+    (answer,) = outputs[0].outputs
+    assert answer.token_ids == expected(TEXTS[0], params)
+    assert outputs[1].outputs[0].logprobs is None
+    outside = 0
+    for token, entry in zip(answer.token_ids, answer.logprobs, strict=True):
+        assert token in entry
+        assert entry[token].rank >= 1
+        top = sorted(entry.items(), key=lambda item: item[1].rank)
+        inside = [item for item in top if item[1].rank <= wanted]
+        assert len(inside) == wanted
+        values = [item[1].logprob for item in inside]
+        assert values == sorted(values, reverse=True)
+        assert all(value <= 0 for value in values)
+        assert len(entry) == wanted + (entry[token].rank > wanted)
+        outside += entry[token].rank > wanted
+        for one, logprob in entry.items():
+            assert logprob.decoded_token == shared.get_tokenizer().token_text(one)
+    if temperature and wanted < 4:
+        assert outside
+    total = sum(entry[token].logprob for token, entry in zip(answer.token_ids, answer.logprobs))
+    assert answer.cumulative_logprob == pytest.approx(total)
+
+
+def test_no_limit_but_the_context(shared):
+    (output,) = ask(shared, TEXTS[0], greedy(None))
+    (answer,) = output.outputs
+    assert answer.finish_reason == "length"
+    assert len(answer.token_ids) == 96 - len(ids(TEXTS[0]))
+
+
+def test_without_detokenizing(shared):
+    (output,) = ask(shared, TEXTS[0], greedy(detokenize=False))
+    assert output.outputs[0].text == ""
+    assert output.outputs[0].token_ids == expected(TEXTS[0], greedy())
+
+
+def test_special_tokens_in_text():
+    llm = make_llm()
+    force(llm, 1, 2)
+    shown = greedy(5, skip_special_tokens=False)
+    (output,) = ask(llm, TEXTS[0], shown)
+    assert "<s>" in output.outputs[0].text
+    assert output.outputs[0].text == backend().decode(
+        output.outputs[0].token_ids, skip_special_tokens=False
+    )
+
+
+def test_progress_bar(shared, capsys):
+    shared.generate([TEXTS[0], {"prompt_token_ids": [999]}], greedy(), use_tqdm=True)
+    assert "2/2" in capsys.readouterr().err
+    shared.generate([TEXTS[0]], greedy(), use_tqdm=False)
+    assert capsys.readouterr().err == ""
+
+
+def test_priority():
+    llm = make_llm(scheduling_policy="priority", max_num_seqs=1)
+    admitted = []
+    read = llm._loop.scheduler._kv.admit
+
+    def admit(request: Any) -> bool:
+        admitted.append(request.request_id)
+        return read(request)
+
+    llm._loop.scheduler._kv.admit = admit  # type: ignore[method-assign]
+    outputs = ask(llm, list(TEXTS[:3]), priority=[5, 0, -2])
+    assert admitted == [outputs[2].request_id, outputs[1].request_id, outputs[0].request_id]
+    with pytest.raises(RequestError, match="priority"):
+        ask(llm, list(TEXTS), priority=[1])
+
+
+def test_cache_salt():
+    """Only the same salt finds a prompt's blocks again."""
+    llm, text = make_llm(), " ".join(TEXTS)
+    hits = []
+    for salt in ("a", "b", "a", None):
+        prompt = {"prompt": text} | ({"cache_salt": salt} if salt else {})
+        (output,) = ask(llm, prompt)
+        hits.append(output.num_cached_tokens)
+        assert output.outputs[0].token_ids == expected(text, greedy())
+    full = (len(ids(text)) - 1) // 4 * 4
+    assert full > 0
+    assert hits == [0, 0, full, 0]
+    assert llm.reset_prefix_cache()
+    assert ask(llm, {"prompt": text, "cache_salt": "a"})[0].num_cached_tokens == 0
+
+
+def test_chat(llm):
+    messages = [{"role": "user", "content": "turn the wheel"}]
+    rendered = "<s>user: turn the wheel</s><s>assistant: "
+    tokens = backend().encode(rendered, add_special_tokens=False).ids
+    assert tokens.count(1) == 2
+    (output,) = llm.chat(messages, greedy(), use_tqdm=False)
+    assert output.prompt == rendered
+    assert output.prompt_token_ids == tokens
+    assert output.outputs[0].token_ids == plain_tokens(tokens, greedy(), folder=folder())
+    both = llm.chat([messages, messages[:1]], greedy(), use_tqdm=False)
+    assert [one.outputs[0].token_ids for one in both] == [output.outputs[0].token_ids] * 2
+    with pytest.raises(RequestError, match="no role clown"):
+        llm.chat([{"role": "clown", "content": "x"}], greedy(), use_tqdm=False)
+    check_answers(llm)
+
+
+def test_without_a_tokenizer():
+    llm = LLM(str(tiny_llama()), **SETTINGS)
+    (output,) = ask(llm, {"prompt_token_ids": [5, 6, 7]}, greedy(logprobs=1))
+    assert output.outputs[0].token_ids == plain_tokens([5, 6, 7], greedy())
+    assert output.outputs[0].text == ""
+    for prompt, params in (("text", greedy()), ({"prompt_token_ids": [5]}, greedy(stop="x"))):
+        with pytest.raises(RequestError, match=r"tokenizer\.json"):
+            ask(llm, prompt, params)
+    with pytest.raises(ConfigError, match=r"tokenizer\.json"):
+        llm.get_tokenizer()
+
+
+# Faults.
+
+
+class Fault(Exception):
+    pass
+
+
+def fault(*args: Any, **kwargs: Any) -> Any:
+    raise Fault("on purpose")
+
+
+def only_for(original: Any, is_victim: Any, error: type[BaseException] = Fault) -> Any:
+    def hooked(*args: Any, **kwargs: Any) -> Any:
+        if is_victim(*args):
+            raise error("on purpose")
+        return original(*args, **kwargs)
+
+    return hooked
+
+
+def inject(llm: LLM, stage: str, monkeypatch: Any) -> None:
+    """Make one stage fail for the request of TEXTS[1]."""
+    import pelton.engine.llm as module
+    from pelton.tokens.detokenizer import OutputText
+
+    victim = ids(TEXTS[1])
+
+    def is_request(request: Any) -> bool:
+        return request.known_token_ids[: len(victim)].tolist() == victim
+
+    if stage == "encode":
+        tokenizer = llm.get_tokenizer()
+        monkeypatch.setattr(
+            tokenizer, "encode", only_for(tokenizer.encode, lambda text: text == TEXTS[1])
+        )
+    elif stage == "add":
+        llm._loop.add = only_for(llm._loop.add, is_request)  # type: ignore[method-assign]
+    elif stage == "answer":
+        monkeypatch.setattr(
+            module, "Answer", only_for(module.Answer, lambda request, *rest: is_request(request))
+        )
+    elif stage == "sampler":
+        runner = llm._worker._assembled.runner
+        runner._add_hooks = tuple(
+            only_for(hook, lambda row: row.token_ids.tolist() == victim)
+            for hook in runner._add_hooks
+        )
+    elif stage == "head":
+        head = llm._worker.model.head
+        calls = iter(range(10**9))
+
+        def hooked(hidden: torch.Tensor, out: torch.Tensor) -> None:
+            head(hidden, out)
+            if next(calls) == 3:
+                out[1] = torch.nan
+
+        llm._worker.model.head = hooked  # type: ignore[method-assign]
+    elif stage == "detokenizer":
+        push = OutputText.push
+
+        def failing(self: Any, tokens: Any, **kwargs: Any) -> Any:
+            if tokens[0] == expected(TEXTS[1], greedy())[2]:
+                raise Fault("on purpose")
+            return push(self, tokens, **kwargs)
+
+        monkeypatch.setattr(OutputText, "push", failing)
+    elif stage == "logprobs":
+        take = module.Answer._take_logprobs
+        monkeypatch.setattr(
+            module.Answer,
+            "_take_logprobs",
+            only_for(take, lambda self, *rest: is_request(self.request)),
+        )
+
+
+STAGES = ["encode", "answer", "add", "sampler", "head", "detokenizer", "logprobs"]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_fault_hurts_one_request(stage, llm):
+    """Cases 19, 25, 26: the witnesses, one beside it and one behind it, do not notice."""
+    assert expected(TEXTS[1], greedy())[2] not in (
+        expected(TEXTS[0], greedy()) + expected(TEXTS[2], greedy())
+    )
+    params = greedy(logprobs=2)
+    with pytest.MonkeyPatch.context() as patch:
+        inject(llm, stage, patch)
+        first, victim, last = ask(llm, list(TEXTS[:3]), params)
+    for output, text in ((first, TEXTS[0]), (last, TEXTS[2])):
+        assert output.error is None
+        assert output.outputs[0].token_ids == expected(text, greedy())
+        assert output.outputs[0].text == text_of(expected(text, greedy()))
+        assert len(output.outputs[0].logprobs) == 12
+    assert victim.finished
+    assert victim.outputs[0].finish_reason == "error"
+    assert isinstance(victim.error, (RequestFailed, Fault))
+    if stage not in ("add", "sampler", "head"):
+        check_answers(llm)
+    else:
+        check_answers(llm, (TEXTS[0], TEXTS[2], TEXTS[3]))
+
+
+@pytest.mark.parametrize("where", ["layers", "head"])
+def test_a_fault_of_a_whole_step(where, llm):
+    """It ends exactly the step's requests; those behind are served, and so is the next call."""
+    runner = llm._worker._assembled.runner
+    target = {"layers": runner._executor, "head": runner._head}[where]
+    calls = iter(range(10**9))
+    target.run = only_for(target.run, lambda *args: next(calls) == 4)
+    outputs = ask(llm, list(TEXTS))
+    assert [output.outputs[0].finish_reason for output in outputs] == ["error"] * 2 + ["length"] * 2
+    for output, text in zip(outputs[2:], TEXTS[2:]):
+        assert output.outputs[0].token_ids == expected(text, greedy())
+    for output, text in zip(outputs[:2], TEXTS[:2]):
+        assert isinstance(output.error, Fault)
+        got = output.outputs[0].token_ids
+        assert got == expected(text, greedy())[: len(got)]
+    check_answers(llm)
+
+
+def places(llm: LLM) -> dict[str, tuple[Any, str]]:
+    import pelton.engine.llm as module
+
+    return {
+        "encode": (llm.get_tokenizer(), "encode"),
+        "add": (llm._loop, "add"),
+        "schedule": (llm._loop.scheduler, "schedule"),
+        "start": (llm._worker._assembled.runner, "start"),
+        "finish": (llm._worker._assembled.runner, "finish"),
+        "update": (llm._loop.scheduler, "update"),
+        "take": (module.Answer, "take"),
+    }
+
+
+def check_usable_again(llm: LLM) -> None:
+    assert not llm._loop.scheduler.has_unfinished()
+    for _ in range(2):
+        check_answers(llm)
+    llm._loop.scheduler.check_integrity()
+
+
+@pytest.mark.parametrize(
+    "where", ["encode", "add", "schedule", "start", "finish", "update", "take"]
+)
+def test_control_c(where, llm):
+    """A real SIGINT, wherever it hits: KeyboardInterrupt, nothing left behind, the LLM usable."""
+    target, name = places(llm)[where]
+    handler, calls = signal.getsignal(signal.SIGINT), iter(range(10**9))
+    original = getattr(target, name)
+
+    def hooked(*args: Any, **kwargs: Any) -> Any:
+        if next(calls) == 3:
+            signal.raise_signal(signal.SIGINT)
+        return original(*args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(target, name, hooked)
+        with pytest.raises(KeyboardInterrupt):
+            ask(llm, list(TEXTS))
+    assert signal.getsignal(signal.SIGINT) is handler
+    check_usable_again(llm)
+
+
+@pytest.mark.parametrize("where", ["encode", "take", "layers", "head"])
+def test_an_impatient_interrupt(where, llm):
+    """The second Ctrl-C, or SystemExit: at once, out of encoding, a launch, or an answer."""
+    runner = llm._worker._assembled.runner
+    more = {"layers": (runner._executor, "run"), "head": (runner._head, "run")}
+    target, name = {**places(llm), **more}[where]
+    calls = iter(range(10**9))
+    with pytest.MonkeyPatch.context() as patch:
+        hooked = only_for(getattr(target, name), lambda *args: next(calls) == 3, KeyboardInterrupt)
+        patch.setattr(target, name, hooked)
+        with pytest.raises(KeyboardInterrupt):
+            ask(llm, list(TEXTS))
+    check_usable_again(llm)
+
+
+def press_control_c(times: int) -> None:
+    with InterruptsBetweenSteps():
+        for _ in range(times):
+            signal.raise_signal(signal.SIGINT)
+        if times > 1:
+            raise AssertionError("still here")
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_the_second_control_c_does_not_wait(times):
+    """The first one is raised at the end, if nobody has checked."""
+    with pytest.raises(KeyboardInterrupt):
+        press_control_c(times)
+
+
+def test_own_handlers_and_threads_are_left_alone():
+    seen = []
+    own = signal.signal(signal.SIGINT, lambda *args: seen.append(args))
+    try:
+        with InterruptsBetweenSteps() as interrupts:
+            signal.raise_signal(signal.SIGINT)
+            interrupts.check()
+    finally:
+        signal.signal(signal.SIGINT, own)
+    assert len(seen) == 1
+    outputs: list[Any] = []
+    thread = threading.Thread(target=lambda: outputs.extend(ask(make_llm(), TEXTS[0])))
+    thread.start()
+    thread.join()
+    assert outputs[0].outputs[0].token_ids == expected(TEXTS[0], greedy())

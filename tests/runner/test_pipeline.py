@@ -1,0 +1,137 @@
+"""Two pipeline stages in one process: each a runner of its own over half the layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from support.plain import KINDS, greedy, plain_tokens
+from support.tiny import TinyEngine, checkpoint_of, prompts_of, tiny_llama
+
+from pelton.core.plan import StepPlan
+from pelton.forward.in_flight import Final, Sent
+from pelton.forward.stages import LocalLink
+from pelton.layers.context import BuildContext
+from pelton.runner.assemble import PipelinePlace, assemble, attention_backend
+from pelton.runner.heads.protocol import StepOutcome
+from pelton.worker.worker import load_model
+
+
+class TwoStages:
+    """In the place of a worker: layers 0:1 and 1:2, one after the other."""
+
+    def __init__(self, engine: TinyEngine) -> None:
+        config = engine.config
+        self.device = engine.device
+        backend = attention_backend(config)
+        build = BuildContext(device=self.device.torch_device, dtype=torch.float32, backend=backend)
+        link = LocalLink(
+            self.device,
+            max_tokens=config.scheduler.max_num_batched_tokens,
+            hidden_size=config.model.hidden_size,
+            max_rows=config.scheduler.max_num_seqs,
+            num_drafts=0,
+            dtype=torch.float32,
+        )
+        places = (
+            PipelinePlace(lo=0, hi=1, following=link),
+            PipelinePlace(lo=1, hi=2, previous=link),
+        )
+        with torch.inference_mode():
+            # Each stage has its own model, of which the other stage's layers are broken.
+            self.stages = []
+            for index, place in enumerate(places):
+                model: Any = load_model(config, build, checkpoint_of(tiny_llama()))
+                for parameter in model.layers[1 - index].parameters("x").values():
+                    parameter.tensor.fill_(torch.nan)
+                self.stages.append(
+                    assemble(config, self.device, model, backend, place=place).runner
+                )
+
+    def execute(self, plan: StepPlan) -> StepOutcome:
+        first, last = self.stages
+        with torch.inference_mode():
+            sent = first.start(plan)
+            final = last.start(plan)
+            assert isinstance(sent, Sent)
+            assert isinstance(final, Final)
+            outcome = last.finish(final)
+            first.finish(sent).collect()
+        return outcome
+
+    def check_rows(self) -> None:
+        """Both stages know the same tokens and counts."""
+        self.device.synchronize()
+        with torch._C.DisableTorchFunctionSubclass():
+            fields = [stage._rows._fields.tensor[:-1] for stage in self.stages]
+            tokens = [stage._rows._tokens.tensor[:-1] for stage in self.stages]
+            assert torch.equal(*fields)
+            assert torch.equal(*tokens)
+
+
+def two_stages(device: str, **changes: Any) -> tuple[TinyEngine, TwoStages]:
+    engine = TinyEngine(tiny_llama(), device=device, **changes)
+    stages = TwoStages(engine)
+    engine.loop._worker = stages  # type: ignore[assignment]
+    return engine, stages
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("device", ["cpu", "queued", "fake"])
+@pytest.mark.parametrize("chunk", [0, 3])
+def test_two_stages_give_the_plain_tokens(chunk, device, depth):
+    """With chunked prefill, preemption, and a pool that forces more of it."""
+    engine, stages = two_stages(
+        device, long_prefill_token_threshold=chunk, max_steps_in_flight=depth, num_blocks=20
+    )
+    expected = {}
+    for index, prompt in enumerate(prompts_of([1, 6, 11, 24, 30], seed=17)):
+        for make in KINDS.values():
+            name = engine.add(prompt, make(logprobs=1), seed=index)
+            expected[name] = plain_tokens(prompt, make(), seed=index)
+    for count in range(1000):
+        if not engine.loop.has_work():
+            break
+        engine.step()
+        if count % 11 == 5:
+            engine.loop.scheduler.preempt(f"r{count % 10}")
+        if count % 4 == 0:
+            for update, _ in engine.loop.drain():
+                outcome = engine.outcomes[update.request.request_id]
+                outcome.token_ids += update.new_token_ids.tolist()
+            stages.check_rows()
+    outcomes = engine.run()
+    stages.check_rows()
+    assert engine.loop.scheduler.stats.num_preemptions > 1
+    for name, tokens in expected.items():
+        assert outcomes[name].token_ids == tokens, name
+
+
+@pytest.mark.parametrize("device", ["queued", "fake"])
+def test_a_stage_that_is_told_nothing_goes_astray(device):
+    """The check of rows can fail: without the relayed tokens the first stage stands still."""
+    engine, stages = two_stages(device)
+    link: Any = stages.stages[0]._head._link  # type: ignore[attr-defined]
+    link.send_sampled = link.receive_sampled = lambda packed: None
+    stages.stages[1]._head._after_sample = lambda packed: None  # type: ignore[attr-defined]
+    (prompt,) = prompts_of([6])
+    name = engine.add(prompt, greedy())
+    assert engine.run()[name].token_ids != plain_tokens(prompt, greedy())
+    with pytest.raises(AssertionError):
+        stages.check_rows()
+
+
+@pytest.mark.parametrize("device", ["queued", "fake"])
+def test_a_request_refused_on_both_stages(device):
+    """Case 26: it fails alone, its neighbour's rows agree."""
+    engine, stages = two_stages(device)
+    good, bad = prompts_of([6, 7])
+    names = [engine.add(good, greedy()), engine.add(bad, greedy(logprobs=10**6))]
+    outcomes = engine.run()
+    assert outcomes[names[0]].token_ids == plain_tokens(good, greedy())
+    assert outcomes[names[1]].finish_reason == "error"
+    assert engine.generate([good, bad], greedy()) == [
+        plain_tokens(prompt, greedy()) for prompt in (good, bad)
+    ]
+    stages.check_rows()
