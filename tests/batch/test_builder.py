@@ -19,13 +19,19 @@ from pelton.batch.input_batch import InputBatch, RowKind
 from pelton.core.descriptor import Descriptor
 from pelton.core.plan import BlockAppend, SlotRef, StepPlan
 from pelton.device.cpu import CPUDevice
+from pelton.device.cuda import CUDADevice
 from pelton.device.fake import FakeDevice
 from pelton.device.protocol import Device
 from pelton.ops.advance import advance
 from pelton.ops.step_tensors import NEXT_TOKENS
 from pelton.ops.verify import verify
 
-DEVICES: dict[str, Callable[[], Device]] = {"cpu": lambda: CPUDevice(1), "fake": FakeDevice}
+DEVICES: dict[str, Callable[[], Device]] = {
+    "cpu": lambda: CPUDevice(1),
+    "fake": FakeDevice,
+    "cuda": CUDADevice,
+}
+NAMES = ["cpu", "fake", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 def poison(rig: BatchRig, batch: InputBatch) -> None:
@@ -151,7 +157,7 @@ class Random:
         return plan_of(rows, new_rows=new_rows, block_appends=appends, step=step)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", NAMES)
 @pytest.mark.parametrize("num_drafts", [0, 1, 3])
 def test_random_steps_equal_plain_python(num_drafts, device):
     """Cases 1 and 7. Chunks, prefix hits, resumed rows, right, wrong and placeholder drafts, padded

@@ -12,6 +12,7 @@ import torch
 from pelton.batch import staged as staged_module
 from pelton.batch.staged import StagedStep, Staging
 from pelton.device.cpu import CPUDevice
+from pelton.device.cuda import CUDADevice
 from pelton.device.fake import FakeDevice
 from pelton.device.protocol import Device
 from pelton.errors import ConfigError, IntegrityError
@@ -33,7 +34,14 @@ def random_values(rng: np.random.Generator, dtype: torch.dtype, n: int) -> np.nd
     return rng.integers(info.min, info.max, n, dtype=NUMPY[dtype], endpoint=True)
 
 
-@pytest.mark.parametrize("make", [FakeDevice, lambda: CPUDevice(1)], ids=["fake", "cpu"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(FakeDevice, id="fake"),
+        pytest.param(lambda: CPUDevice(1), id="cpu"),
+        pytest.param(CUDADevice, id="cuda", marks=pytest.mark.gpu),
+    ],
+)
 def test_ragged_writes_over_many_steps_equal_a_numpy_model(make):
     """Case 1. Growth and shrink with two steps in flight; every step's state is compared, as the
     step's own kernels would have seen it."""

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 
 from pelton.device.cuda import CUDADevice
 from pelton.errors import ConfigError
 
-
-def needs_gpu(test: Callable[[], None]) -> Callable[[], None]:
-    skip = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-    return pytest.mark.gpu(skip(test))
+needs_gpu = pytest.mark.gpu
 
 
 def slow(device: CUDADevice) -> None:
@@ -42,6 +37,7 @@ def test_copies_are_ordered_and_do_not_wait():
     assert target.is_pinned()
     source.fill_(5)
     tensor = device.zeros((1024,), torch.int32)
+    device.launch(torch.Tensor.add_, tensor, 1)  # a kernel's first use loads it, which waits
     device.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
