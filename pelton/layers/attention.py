@@ -30,6 +30,7 @@ class SelfAttention:
                 build.size,
                 unit=head_dim,
                 dst_start=offset,
+                may_replicate=name != "q",
             )
             parts[name] = part
             offset += part.dst_size

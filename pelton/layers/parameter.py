@@ -45,21 +45,23 @@ def shard(
     dim: int = 0,
     unit: int = 1,
     dst_start: int = 0,
+    may_replicate: bool = False,
 ) -> Part:
     """Rank `rank`'s equal share of `size` along `dim`, in indivisible runs of `unit` (a head).
 
-    When there are fewer runs than ranks, each run is replicated on size / runs neighbouring ranks
-    (KV heads). Raises ConfigError when neither divides the other.
+    may_replicate: with fewer runs than ranks, each run stands on size / runs neighbouring ranks;
+    right for KV heads alone, since what is summed over ranks must be there once. Raises ConfigError
+    when the runs cannot be dealt out.
     """
     runs = source_shape[dim] // unit
     if runs % size == 0:
         first, count = rank * (runs // size), runs // size
-    elif size % runs == 0:
+    elif may_replicate and size % runs == 0:
         first, count = rank // (size // runs), 1
     else:
         raise ConfigError(
             f"tensor_parallel_size={size} cannot cut a weight of shape {source_shape} along dim "
-            f"{dim}: {runs} units of {unit} are neither a multiple nor a divisor of {size}."
+            f"{dim}: {runs} units of {unit} do not divide by {size}."
         )
     return _part(source_shape, dim, first * unit, count * unit, dst_start)
 

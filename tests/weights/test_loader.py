@@ -34,7 +34,7 @@ def _parameters(model, rank=0, size=1, dtype=torch.float32):
     def fused(name, kinds, columns=()):
         parts, at = {}, 0
         for kind, rows, unit in kinds:
-            parts[kind] = shard((rows, *columns), rank, size, unit=unit, dst_start=at)
+            parts[kind] = shard((rows, *columns), rank, size, unit=unit, dst_start=at, may_replicate=True)
             at += parts[kind].dst_size
         add(name, parts)
 
@@ -167,6 +167,9 @@ def test_shards_joined_are_the_full_tensor(tmp_path, size):
 def test_a_cut_that_does_not_divide():
     with pytest.raises(ConfigError, match="tensor_parallel_size=4 cannot cut"):
         shard((48, 32), 0, 4, unit=8)
+    with pytest.raises(ConfigError, match="tensor_parallel_size=4 cannot cut"):
+        shard((48, 32), 0, 4, unit=24)  # replicated query heads would be summed twice
+    assert shard((48, 32), 3, 4, unit=24, may_replicate=True).start == 24
     assert vocab_shard((5, 2), 3, 4).size == 0
 
 
