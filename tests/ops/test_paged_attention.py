@@ -256,11 +256,20 @@ def test_host_bounds_may_lie_above_the_lengths(name, window):
 @pytest.mark.parametrize("name", CANDIDATES)
 @pytest.mark.parametrize(
     "lens",
-    [[(1, 5)], [(6, 6)], [(1, 1)], [(3, 9), (1, 7), (2, 2)], [(1, 7), (3, 3), (1, 12)], []],
+    [
+        [(1, 5)],
+        [(6, 6)],
+        [(1, 1)],
+        [(3, 9), (1, 7), (2, 2)],
+        [(1, 7), (3, 3), (1, 12)],
+        [(5, 5), (5, 5), (5, 9), (5, 5), (5, 5), (5, 5), (7, 7)],
+        [],
+    ],
     ids=str,
 )
 def test_small_and_unsorted_batches(name, lens):
-    """One row, rows of one kind, single query tokens behind longer rows (cut rows), and none."""
+    """One row, rows of one kind, single query tokens behind longer rows (cut rows), fresh rows of
+    one length beside others, and none."""
     generator = torch.Generator().manual_seed(4)
     rows = [random_row(generator, q, n, (4, 2), 16) for q, n in lens]
     batch = Batch(rows, signature_of((4, 2), 16), garbage_for(name), num_padding=2)

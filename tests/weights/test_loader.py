@@ -34,7 +34,9 @@ def _parameters(model, rank=0, size=1, dtype=torch.float32):
     def fused(name, kinds, columns=()):
         parts, at = {}, 0
         for kind, rows, unit in kinds:
-            parts[kind] = shard((rows, *columns), rank, size, unit=unit, dst_start=at, may_replicate=True)
+            parts[kind] = shard(
+                (rows, *columns), rank, size, unit=unit, dst_start=at, may_replicate=True
+            )
             at += parts[kind].dst_size
         add(name, parts)
 

@@ -1,4 +1,4 @@
-"""Through torch's fused attention: decode rows together, prefill rows one by one."""
+"""Through torch's fused attention: decode rows together, prefill rows of one length together."""
 
 from __future__ import annotations
 
@@ -30,14 +30,20 @@ class DecodeBucket:
 
 
 @dataclass(slots=True)
-class PrefillRow:
-    """A row with several query tokens, tokens start:end; blocks: [W] int32, or None when the row
-    has no earlier tokens; visible: [query_len, W * block_size] bool or None likewise."""
+class PrefillRows:
+    """`count` rows with equally many query tokens, together tokens start:end. Several only when
+    none has earlier tokens; then blocks and visible are None. Otherwise blocks: [W] int32 and
+    visible: [query_len, W * block_size] bool."""
 
     start: int
     end: int
+    count: int
     blocks: torch.Tensor | None
     visible: torch.Tensor | None
+
+    @property
+    def length(self) -> int:
+        return (self.end - self.start) // self.count
 
 
 def prepare(
@@ -64,17 +70,21 @@ def prepare(
         buckets.append(
             DecodeBucket(rows, len(rows_np), table[:, :width].flatten(), mask[:, None, None, :])
         )
-    prefill = []
+    prefill: list[PrefillRows] = []
     end = num_decode
     for row in range(num_decode, meta.num_rows):
         start, end = end, end + int(meta.query_lens[row])
         bound = int(meta.seq_len_bounds[row])
         if meta.bounds_are_exact and bound == end - start and window is None:
-            prefill.append(PrefillRow(start, end, None, None))
+            last = prefill[-1] if prefill else None
+            if last is not None and last.blocks is None and last.length == bound:
+                last.end, last.count = end, last.count + 1
+            else:
+                prefill.append(PrefillRows(start, end, 1, None, None))
             continue
         width = -(-bound // block_size)
         visible = row_mask(end - start, width * block_size, meta.seq_lens[row], window)
-        prefill.append(PrefillRow(start, end, meta.block_table[row, :width], visible))
+        prefill.append(PrefillRows(start, end, 1, meta.block_table[row, :width], visible))
     meta.prepared["decode"] = buckets
     meta.prepared["prefill"] = prefill
     meta.prepared["end"] = end
@@ -112,10 +122,10 @@ def paged_attention(signature: AttentionSignature) -> Kernel:
         for bucket in meta.prepared["decode"]:
             n = bucket.num_rows
             pages = kv.index_select(0, bucket.blocks).view(n, -1, 2, num_kv_heads, head_dim)
-            rows = query[:n] if bucket.rows is None else query[bucket.rows]
+            queries = query[:n] if bucket.rows is None else query[bucket.rows]
             # The query heads of one key head go in as its query tokens: keys are read once.
             result = F.scaled_dot_product_attention(
-                rows.view(n, num_kv_heads, group_size, head_dim),
+                queries.view(n, num_kv_heads, group_size, head_dim),
                 pages[:, :, 0].transpose(1, 2),
                 pages[:, :, 1].transpose(1, 2),
                 attn_mask=bucket.mask,
@@ -125,23 +135,26 @@ def paged_attention(signature: AttentionSignature) -> Kernel:
                 out[:n].view(result.shape).copy_(result)
             else:
                 out[bucket.rows] = result.flatten(1, 2)
-        for row in meta.prepared["prefill"]:
-            tokens = slice(row.start, row.end)
-            if row.blocks is None:
+        for rows in meta.prepared["prefill"]:
+            tokens = slice(rows.start, rows.end)
+            if rows.blocks is None:
                 # Nothing was cached: this step's own keys and values are all there is.
-                pages = kv.view(-1, 2, num_kv_heads, head_dim)[meta.kv_slots[tokens]]
+                pages = kv.view(-1, 2, num_kv_heads, head_dim).index_select(
+                    0, meta.kv_slots[tokens]
+                )
             else:
-                pages = kv.index_select(0, row.blocks).flatten(0, 1)
+                pages = kv.index_select(0, rows.blocks)
+            pages = pages.view(rows.count, -1, 2, num_kv_heads, head_dim)
             result = F.scaled_dot_product_attention(
-                query[tokens].transpose(0, 1)[None],
-                pages[:, 0].transpose(0, 1)[None],
-                pages[:, 1].transpose(0, 1)[None],
-                attn_mask=row.visible,
-                is_causal=row.blocks is None,
+                query[tokens].view(rows.count, -1, num_heads, head_dim).transpose(1, 2),
+                pages[:, :, 0].transpose(1, 2),
+                pages[:, :, 1].transpose(1, 2),
+                attn_mask=rows.visible,
+                is_causal=rows.blocks is None,
                 scale=scale,
                 enable_gqa=group_size > 1,
             )
-            out[tokens] = result[0].transpose(0, 1)
+            out[tokens].view(rows.count, -1, num_heads, head_dim).copy_(result.transpose(1, 2))
         if meta.prepared["end"] < out.shape[0]:
             out[meta.prepared["end"] :].zero_()
 
