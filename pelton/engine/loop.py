@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 
 from pelton.config.engine import EngineConfig
@@ -38,6 +39,7 @@ class EngineLoop:
             self._depth = 1
         self._in_flight: deque[tuple[StepPlan, StepOutcome]] = deque()
         self._is_checked = True
+        self._next_check = 0.0
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises RequestError if it can never run."""
@@ -71,13 +73,25 @@ class EngineLoop:
             if len(self._in_flight) < self._depth:
                 return []
         if self._in_flight:
-            return self._collect()
-        if self.scheduler.has_unfinished():
+            updates = self._collect()
+        elif self.scheduler.has_unfinished():
             raise IntegrityError("requests wait, no step is in flight, and none can be scheduled")
-        if not self._is_checked:
+        else:
+            updates = []
+        if not self.has_work() and not self._is_checked:
+            self._check_integrity()
+        return updates
+
+    def _check_integrity(self) -> None:
+        """The proof reads every block, which takes tens of milliseconds in a large pool; so it is
+        left out of an idle moment that follows the last proof too soon for it to cost 1 % or less.
+        """
+        started = time.monotonic()
+        if started >= self._next_check:
             self.scheduler.check_integrity()
+            ended = time.monotonic()
+            self._next_check = ended + 100 * (ended - started)
             self._is_checked = True
-        return []
 
     def drain(self) -> Updates:
         """Collect every step in flight."""
