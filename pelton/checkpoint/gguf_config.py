@@ -123,7 +123,7 @@ def _llama3_rope(header: GGUFHeader, rotary_dim: int, theta: float) -> RopeConfi
             f"{header.path}: tensor {_ROPE_FREQS!r} must be F32 of shape ({rotary_dim // 2},), got "
             f"{tensor.type.name} of shape {tensor.shape}."
         )
-    divisors = np.fromfile(header.path, "<f4", rotary_dim // 2, offset=tensor.start)
+    divisors = np.fromfile(tensor.path, "<f4", rotary_dim // 2, offset=tensor.start)
     factor = float(divisors.max())
     if math.isfinite(factor) and factor >= 1.0:
         expected = _llama3_divisors(theta, rotary_dim, factor, 1.0, 4.0, 8192)
@@ -219,15 +219,10 @@ def gguf_model_config(header: GGUFHeader) -> ModelConfig:
             f"{header.path}: general.architecture={architecture!r} is not supported."
             + known_names(architecture, ARCHITECTURES)
         )
-    if meta.integer("split.count", 0, low=0) > 1:
-        raise UnsupportedError(
-            f"{header.path}: is one of {header.metadata['split.count']} parts of a split GGUF; "
-            "merge them first (llama-gguf-split --merge)."
-        )
     for name, tensor in header.tensors.items():
         if tensor.type.name not in READABLE_TYPES:
             raise UnsupportedError(
-                f"{header.path}: tensor {name!r} has type {tensor.type.name}, which is not "
+                f"{tensor.path}: tensor {name!r} has type {tensor.type.name}, which is not "
                 f"supported; supported: {', '.join(READABLE_TYPES)}."
             )
     return ARCHITECTURES[architecture](meta)

@@ -8,9 +8,10 @@ from __future__ import annotations
 import functools
 import math
 import mmap
+import re
 import struct
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -66,7 +67,13 @@ GGML_TYPES: dict[int, GGMLType] = {
 }
 
 # The types that weights/gguf.py can turn into numbers.
-READABLE_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1")
+READABLE_TYPES = (
+    *("F32", "F16", "BF16"),
+    *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"),
+    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
+    *("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS"),
+    *("TQ1_0", "TQ2_0", "MXFP4", "NVFP4"),
+)
 
 MetadataValue: TypeAlias = (
     "int | float | bool | str | list[str] | list[MetadataValue] | npt.NDArray[np.generic]"
@@ -75,19 +82,20 @@ MetadataValue: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class GGUFTensor:
-    """shape: in torch's order (rows first). start and end: byte range in the file."""
+    """shape: in torch's order (rows first). start and end: byte range in the file `path`."""
 
     type: GGMLType
     shape: tuple[int, ...]
     start: int
     end: int
+    path: Path
 
 
 @dataclass(frozen=True, slots=True)
 class GGUFHeader:
     """metadata: numbers, booleans and strings; arrays of numbers as numpy arrays, arrays of strings
-    or of arrays as lists. tensors: by name, in the file's order. Shared between readers: do not
-    change the containers."""
+    or of arrays as lists. tensors: by name, in the file's order. path: of the file, or of the first
+    part of a split one. Shared between readers: do not change the containers."""
 
     path: Path
     version: int
@@ -113,6 +121,8 @@ _SCALARS: dict[int, np.dtype] = {
         12: "<f8",
     }.items()
 }
+# Of a part of a split file, as llama.cpp's gguf-split writes it; parts are counted from 1.
+PART_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 _MAX_DIMS = 4
 _MAX_NESTING = 4
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
@@ -278,7 +288,7 @@ def _parse(path: Path, data: mmap.mmap) -> GGUFHeader:
                 f"tensor {name!r}: ends at byte {end} but the file has {cursor.size}; "
                 "it is truncated"
             )
-        tensors[name] = GGUFTensor(kind, shape, start, end)
+        tensors[name] = GGUFTensor(kind, shape, start, end, path)
     previous, previous_end = "", first
     for name, tensor in sorted(tensors.items(), key=lambda item: item[1].start):
         if tensor.start < previous_end and tensor.start < tensor.end:
@@ -287,7 +297,7 @@ def _parse(path: Path, data: mmap.mmap) -> GGUFHeader:
     return GGUFHeader(path, version, metadata, tensors, alignment)
 
 
-@functools.lru_cache(maxsize=2)
+@functools.lru_cache(maxsize=64)
 def _read(path: Path, size: int, mtime_ns: int) -> GGUFHeader:
     # Size and time are in the key so that a file that was replaced is read again.
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -295,12 +305,20 @@ def _read(path: Path, size: int, mtime_ns: int) -> GGUFHeader:
 
 
 def read_gguf_header(path: Path) -> GGUFHeader:
-    """Read metadata and the table of tensors. The last files' headers are remembered, because the
+    """Read metadata and the table of tensors; of a split file, of all its parts (see gguf_parts),
+    with the first part's metadata. The last files' headers are remembered, because the
     configuration, the tokenizer and the weights each ask for them.
 
     Raises CheckpointError naming the file and the key or tensor for anything that is not a whole,
-    little-endian GGUF file of version 2 or 3.
+    little-endian GGUF file of version 2 or 3, and when parts are missing or do not belong together.
     """
+    header = _read_one(path)
+    if _split(header, "count", 1) <= 1:
+        return header
+    return _joined([_read_one(part) for part in gguf_parts(path)])
+
+
+def _read_one(path: Path) -> GGUFHeader:
     try:
         status = path.stat()
         if status.st_size == 0:
@@ -310,3 +328,58 @@ def read_gguf_header(path: Path) -> GGUFHeader:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}.") from None
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}.") from None
+
+
+def gguf_parts(path: Path) -> tuple[Path, ...]:
+    """The files of a model, given any of them: all parts of "NAME-00001-of-0000N.gguf", in order,
+    or the file itself. Only names are looked at. Raises CheckpointError naming the missing parts.
+    """
+    name = PART_NAME.fullmatch(path.name)
+    if name is None:
+        return (path,)
+    count = int(name["count"])
+    parts = tuple(
+        path.with_name(f"{name['stem']}-{number:05}-of-{count:05}.gguf")
+        for number in range(1, count + 1)
+    )
+    missing = [part.name for part in parts if not part.is_file()]
+    if missing or not parts:
+        raise CheckpointError(
+            f"{path}: of its {count} parts {len(missing)} are missing in {path.parent}: "
+            f"{', '.join(missing)}."
+        )
+    return parts
+
+
+def _split(header: GGUFHeader, key: str, default: int) -> int:
+    value = header.metadata.get(f"split.{key}", default)
+    if type(value) is not int or value < 0:
+        raise CheckpointError(
+            f"{header.path}: split.{key} must be an integer from 0, got {value!r}."
+        )
+    return value
+
+
+def _joined(parts: Sequence[GGUFHeader]) -> GGUFHeader:
+    tensors: dict[str, GGUFTensor] = {}
+    for place, part in enumerate(parts):
+        count, number = _split(part, "count", 1), _split(part, "no", 0)
+        if (count, number) != (len(parts), place):
+            raise CheckpointError(
+                f"{part.path}: its metadata say split.no={number}, split.count={count}, but by its "
+                f"name it must be split.no={place}, split.count={len(parts)}; parts are called "
+                "NAME-00001-of-0000N.gguf and so on."
+            )
+        for name, tensor in part.tensors.items():
+            if name in tensors:
+                raise CheckpointError(
+                    f"Tensor {name!r} is in both {tensors[name].path} and {part.path}."
+                )
+            tensors[name] = tensor
+    expected = _split(parts[0], "tensors.count", len(tensors))
+    if expected != len(tensors):
+        raise CheckpointError(
+            f"{parts[0].path}: split.tensors.count is {expected}, but its {len(parts)} parts hold "
+            f"{len(tensors)} tensors; a part is from another file."
+        )
+    return replace(parts[0], tensors=tensors)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pelton.checkpoint import gguf_header
 from pelton.checkpoint.embedded import embedded_model
-from pelton.checkpoint.gguf_header import GGML_TYPES, read_gguf_header
+from pelton.checkpoint.gguf_header import GGML_TYPES, gguf_parts, read_gguf_header
 from pelton.errors import CheckpointError
 
 
@@ -196,6 +196,70 @@ def test_deeply_nested_arrays_are_refused(tmp_path):
     path.write_bytes(_raw(num_values=1, rest=_text(b"k") + struct.pack("<I", 9) + nest))
     with pytest.raises(CheckpointError, match="nests arrays"):
         read_gguf_header(path)
+
+
+def _part(path, values, names):
+    writer = gguf.GGUFWriter(path, "llama")
+    for key, value in values.items():
+        writer.add_uint16(f"split.{key}", value)
+    for name in names:
+        writer.add_tensor(name, np.zeros(4, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _parts(folder, *, changed=1, values=None, names=("a", "b")):
+    """Two parts in `folder`; `values` change what part number `changed` says."""
+    for place in range(2):
+        keys = {"no": place, "count": 2, "tensors.count": 2}
+        _part(
+            folder / f"m-{place + 1:05}-of-00002.gguf",
+            keys | ((values or {}) if place == changed else {}),
+            [names[place]],
+        )
+    return folder / "m-00001-of-00002.gguf", folder / "m-00002-of-00002.gguf"
+
+
+def test_any_part_of_a_split_file_gives_the_whole(tmp_path):
+    first, second = _parts(tmp_path)
+    assert gguf_parts(first) == gguf_parts(second) == (first, second)
+    for part in (first, second):
+        header = read_gguf_header(part)
+        assert header.path == first
+        assert {name: t.path for name, t in header.tensors.items()} == {"a": first, "b": second}
+
+
+def test_a_missing_part_is_named(tmp_path):
+    first, second = _parts(tmp_path)
+    second.unlink()
+    with pytest.raises(CheckpointError, match=r"of its 2 parts 1 are missing.*m-00002-of-00002"):
+        read_gguf_header(first)
+
+
+@pytest.mark.parametrize(
+    ("changed", "values", "names", "says"),
+    [
+        (1, {"count": 3}, "ab", r"m-00002.*split.no=1, split.count=3.*must be split.no=1, .*=2"),
+        (0, {"count": 3}, "ab", r"m-00001.*split.count=3.*must be split.no=0, split.count=2"),
+        (1, {"no": 0}, "ab", r"m-00002.*split.no=0.*must be split.no=1"),
+        (1, {}, "aa", r"'a' is in both .*m-00001.*m-00002"),
+        (0, {"tensors.count": 3}, "ab", "split.tensors.count is 3, but its 2 parts hold 2"),
+    ],
+)
+def test_parts_that_do_not_belong_together(tmp_path, changed, values, names, says):
+    """Case 38's rule for tensors: what the metadata say is checked."""
+    first, _ = _parts(tmp_path, changed=changed, values=values, names=names)
+    with pytest.raises(CheckpointError, match=says):
+        read_gguf_header(first)
+
+
+def test_a_part_under_another_name_is_no_whole_file(tmp_path):
+    first, _ = _parts(tmp_path)
+    renamed = first.rename(tmp_path / "model.gguf")
+    with pytest.raises(CheckpointError, match=r"split.count=2, but by its name .*-00001-of-0000N"):
+        read_gguf_header(renamed)
 
 
 @settings(

@@ -5,6 +5,8 @@ import torch
 
 from pelton.checkpoint.embedded import embedded_model
 from pelton.checkpoint.gguf_header import READABLE_TYPES, read_gguf_header
+from pelton.checkpoint.name_map import NameRules
+from pelton.checkpoint.source import resolve_checkpoint
 from pelton.errors import UnsupportedError
 from pelton.weights.gguf import GGUFSource
 
@@ -12,9 +14,15 @@ TYPES = gguf.GGMLQuantizationType
 
 
 def _write(path, tensors):
+    return _write_raw(
+        path, {name: (gguf.quantize(data, kind), kind) for name, (data, kind) in tensors.items()}
+    )
+
+
+def _write_raw(path, tensors):
     writer = gguf.GGUFWriter(path, "llama")
-    for name, (data, kind) in tensors.items():
-        writer.add_tensor(name, gguf.quantize(data, kind), raw_dtype=kind)
+    for name, (raw, kind) in tensors.items():
+        writer.add_tensor(name, raw, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -25,18 +33,30 @@ def _write(path, tensors):
 @pytest.mark.parametrize("name", READABLE_TYPES)
 def test_every_readable_type_equals_the_library_bit_for_bit(tmp_path, name):
     kind = TYPES[name]
-    data = np.random.default_rng(3).normal(size=(7, 96)).astype(np.float32)
-    source = _write(tmp_path / "m.gguf", {"pad": (data[0, :3], TYPES.F32), "w": (data, kind)})
-    expected = torch.from_numpy(gguf.dequantize(gguf.quantize(data, kind), kind))
+    block, num_bytes = gguf.GGML_QUANT_SIZES[kind]
+    num_columns = 3 * max(block, 32)
+    rng = np.random.default_rng(3)
+    if block == 1:
+        raw = gguf.quantize(rng.normal(size=(7, num_columns)).astype(np.float32), kind)
+    else:
+        # Most types can not be quantised by the library; any bytes are a legal tensor.
+        raw = rng.integers(0, 256, (7, num_columns // block * num_bytes), dtype=np.uint8)
+    pad = np.arange(3, dtype=np.float32)
+    source = _write_raw(tmp_path / "m.gguf", {"pad": (pad, TYPES.F32), "w": (raw, kind)})
+    with np.errstate(all="ignore"):
+        expected = torch.from_numpy(gguf.dequantize(raw, kind).copy())
     assert source.names() == ["pad", "w"]
-    assert source.shape("w") == (7, 96)
-    assert torch.equal(source.read("w", 0, 0, 7).float(), expected)
-    assert torch.equal(source.read("w", 0, 2, 3).float(), expected[2:5])
+    assert source.shape("w") == (7, num_columns)
+
+    def check(values, wanted):
+        assert torch.equal(values.float().nan_to_num(), wanted.nan_to_num())
+
+    check(source.read("w", 0, 0, 7), expected)
+    check(source.read("w", 0, 2, 3), expected[2:5])
     # Cuts along a row: at a block's edge, and inside blocks.
-    for start, size in ((32, 32), (5, 70), (0, 96), (95, 1)):
-        assert torch.equal(
-            source.read("w", 1, start, size).float(), expected[:, start : start + size]
-        )
+    last = num_columns - 1
+    for start, size in ((block, 32), (5, last - 20), (0, num_columns), (last, 1)):
+        check(source.read("w", 1, start, size), expected[:, start : start + size])
 
 
 def test_vectors(tmp_path):
@@ -46,18 +66,32 @@ def test_vectors(tmp_path):
     assert torch.equal(source.read("w", 0, 3, 40), expected[3:43])
 
 
-@pytest.mark.parametrize("name", ["Q5_0", "Q5_1", "Q6_K"])
+@pytest.mark.parametrize("name", ["Q8_1", "Q8_K", "I32", "F64"])
 def test_other_types_are_refused_by_name(tmp_path, name):
-    raw = np.zeros((2, gguf.GGML_QUANT_SIZES[TYPES[name]][1]), np.uint8)
-    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
-    writer.add_tensor("some.weight", raw, raw_dtype=TYPES[name])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    source = GGUFSource(read_gguf_header(tmp_path / "m.gguf"))
+    block, num_bytes = gguf.GGML_QUANT_SIZES[TYPES[name]]
+    raw = np.zeros((2, 8 * num_bytes if block == 1 else num_bytes), np.uint8)
+    source = _write_raw(tmp_path / "m.gguf", {"some.weight": (raw, TYPES[name])})
     with pytest.raises(UnsupportedError, match=f"'some.weight' has type {name}"):
         source.read("some.weight", 0, 0, 2)
+
+
+def test_a_split_model_is_read_from_all_its_parts(tmp_path):
+    data = np.random.default_rng(5).normal(size=(3, 4, 32)).astype(np.float32)
+    names = ["b", "c", "a"]
+    for place, name in enumerate(names):
+        writer = gguf.GGUFWriter(tmp_path / f"m-{place + 1:05}-of-00003.gguf", "llama")
+        writer.add_uint16("split.no", place)
+        writer.add_uint16("split.count", 3)
+        writer.add_tensor(name, data[place])
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    checkpoint = resolve_checkpoint(str(tmp_path / "m-00001-of-00003.gguf"))
+    source = GGUFSource.open(checkpoint, {}, NameRules(()), 0)
+    assert source.names() == names
+    for place, name in enumerate(names):
+        assert torch.equal(source.read(name, 0, 0, 4), torch.from_numpy(data[place]))
 
 
 @pytest.mark.parametrize(
