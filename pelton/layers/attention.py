@@ -79,7 +79,7 @@ class SelfAttention:
         self.out.bind()
         self._attend = self._build.backend.kernel(self._signature)
 
-    def run(self, ctx: StepContext, group: int) -> None:
+    def run(self, ctx: StepContext) -> None:
         buffers = ctx.buffers
         self.qkv.run(ctx.num_tokens, buffers.hidden, buffers.qkv, buffers.qkv)
         self._attend(
@@ -87,7 +87,7 @@ class SelfAttention:
             ctx.rope.cos,
             ctx.rope.sin,
             ctx.kv[self._index],
-            ctx.metadata[group],
+            ctx.metadata[self._index],
             buffers.attention,
         )
         self.out.run(buffers.attention, buffers.hidden, ctx.communicator)

@@ -98,7 +98,7 @@ class RopeTensors:
 
 @dataclass(slots=True, kw_only=True)
 class StepContext:
-    """`ctx`: one forward pass. kv: per layer its pool; metadata: per KV group."""
+    """`ctx`: one forward pass. Per layer: kv, its pool; metadata, that of its KV group."""
 
     num_tokens: int
     buffers: StepBuffers

@@ -19,6 +19,8 @@ from pelton.ops.paged_attention import AttentionMetadata
 
 @dataclass(frozen=True, slots=True)
 class ModelInputs:
+    """metadata: per layer, the same object for all layers of a KV group."""
+
     rope: RopeTensors
     metadata: tuple[AttentionMetadata, ...]
 
@@ -43,6 +45,8 @@ class DefaultModelState:
         self._device = device
         self._backend = backend
         self._groups = tuple(groups)
+        group_of = {layer: group.index for group in groups for layer in group.layers}
+        self._group_of_layer = [group_of[layer] for layer in range(len(group_of))]
         self._dtype = dtype
         cos, sin = rope_tables(config.rope, max_model_len, dtype)
         self._cos_table = cos.to(device.torch_device)
@@ -55,12 +59,13 @@ class DefaultModelState:
         num_tokens = batch.descriptor.num_tokens
         cos, sin = self._cos[:num_tokens], self._sin[:num_tokens]
         self._device.launch(self._gather, batch.inputs.positions, cos, sin)
+        by_group = [
+            self._backend.metadata(self._device, batch, group, self._dtype)
+            for group in self._groups
+        ]
         return ModelInputs(
             RopeTensors(cos[:, None], sin[:, None]),
-            tuple(
-                self._backend.metadata(self._device, batch, group, self._dtype)
-                for group in self._groups
-            ),
+            tuple(by_group[group] for group in self._group_of_layer),
         )
 
     def _gather(self, positions: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:

@@ -29,7 +29,7 @@ class DecoderLayer:
         self.mlp.bind()
 
     def run(self, ctx: StepContext) -> None:
-        self.attention.run(ctx, group=0)
+        self.attention.run(ctx)
         self.mlp.run(ctx)
 
     def parameters(self, prefix: str) -> dict[str, Parameter]:
