@@ -10,7 +10,7 @@ from pelton.batch.input_batch import InputBatch
 from pelton.core.kv.spec import KVGroup, LayerKV
 from pelton.device.protocol import Device
 from pelton.ops.paged_attention import AttentionMetadata, AttentionSignature
-from pelton.ops.registry import Kernel
+from pelton.ops.registry import BoundOp
 
 
 class AttentionBackend(Protocol):
@@ -37,6 +37,7 @@ class AttentionBackend(Protocol):
         """The group's view of a batch; queues whatever it computes on the device."""
         ...
 
-    def kernel(self, signature: AttentionSignature) -> Kernel:
-        """A qkv_attention kernel. Raises UnsupportedError with the reason."""
+    def bind(self, signature: AttentionSignature, **weights: torch.Tensor) -> BoundOp:
+        """qkv_attention for one layer; weights as the op names them. Raises UnsupportedError with
+        every candidate's reason."""
         ...

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import torch
+
 from pelton.attention.paged import PagedBackend
-from pelton.ops.paged_attention import AttentionSignature, invariant
-from pelton.ops.qkv_attention import compose
-from pelton.ops.registry import Kernel
+from pelton.ops.paged_attention import INVARIANT, AttentionSignature
+from pelton.ops.qkv_attention import bind_composed
+from pelton.ops.registry import BoundOp
 
 
 class InvariantBackend(PagedBackend):
     name = "invariant"
     returns_lse = True
 
-    def kernel(self, signature: AttentionSignature) -> Kernel:
-        return compose(signature, invariant.paged_attention(signature))
+    def bind(self, signature: AttentionSignature, **weights: torch.Tensor) -> BoundOp:
+        return bind_composed(INVARIANT, signature, **weights)

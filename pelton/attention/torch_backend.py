@@ -6,9 +6,9 @@ import torch
 
 from pelton.attention.paged import PagedBackend
 from pelton.core.kv.spec import KVGroup
-from pelton.ops.paged_attention import AttentionMetadata, AttentionSignature, sdpa
-from pelton.ops.qkv_attention import compose
-from pelton.ops.registry import Kernel
+from pelton.ops.paged_attention import SDPA, AttentionMetadata, AttentionSignature, sdpa
+from pelton.ops.qkv_attention import bind_composed
+from pelton.ops.registry import BoundOp
 
 
 class TorchBackend(PagedBackend):
@@ -19,5 +19,5 @@ class TorchBackend(PagedBackend):
         super()._prepare(meta, group, dtype)
         sdpa.prepare(meta, block_size=group.block_size, window=group.window, dtype=dtype)
 
-    def kernel(self, signature: AttentionSignature) -> Kernel:
-        return compose(signature, sdpa.paged_attention(signature))
+    def bind(self, signature: AttentionSignature, **weights: torch.Tensor) -> BoundOp:
+        return bind_composed(SDPA, signature, **weights)

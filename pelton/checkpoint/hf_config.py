@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
+from pelton.checkpoint.config_reader import ConfigReader
+from pelton.checkpoint.families.table import ARCHITECTURES, reader_of
 from pelton.checkpoint.gguf_config import gguf_generation_defaults, gguf_model_config
 from pelton.checkpoint.gguf_header import read_gguf_header
 from pelton.checkpoint.safetensors_header import read_safetensors_header
 from pelton.checkpoint.source import Checkpoint
-from pelton.config.model import GenerationDefaults, ModelConfig, RopeConfig, RopeKind
+from pelton.config.model import GenerationDefaults, ModelConfig
 from pelton.config.names import known_names
 from pelton.errors import CheckpointError, ConfigError, UnsupportedError
 
@@ -30,186 +31,6 @@ def _load_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: must hold a JSON object.")
     return value
-
-
-class ConfigReader:
-    """A JSON object whose keys are read with a type. null counts as absent, as transformers has it.
-
-    Errors name the file (or `where`, for a nested object), the key and its value. Raises
-    CheckpointError for what is missing or has the wrong type, UnsupportedError for `require`.
-    """
-
-    def __init__(self, values: Mapping[str, Any], where: str) -> None:
-        self.values = values
-        self.where = where
-        self.read: set[str] = set()
-
-    def get(self, key: str) -> Any:
-        """The value as it stands, or None."""
-        self.read.add(key)
-        return self.values.get(key)
-
-    def wrong(self, key: str, wanted: str) -> CheckpointError:
-        return CheckpointError(
-            f"{self.where}: {key} must be {wanted}, got {self.values.get(key)!r}."
-        )
-
-    def _given(self, key: str) -> Any:
-        value = self.get(key)
-        if value is None:
-            raise CheckpointError(f"{self.where}: the required key {key!r} is missing.")
-        return value
-
-    def integer(self, key: str, default: int | None = None, *, low: int = 1) -> int:
-        """An integer >= low; required unless there is a default."""
-        value = self._given(key) if default is None else self.get(key)
-        if value is None:
-            return cast(int, default)
-        if type(value) is not int or not low <= value < 2**31:
-            raise self.wrong(key, f"an integer from {low} to 2**31 - 1")
-        return value
-
-    def number(self, key: str, default: float | None = None) -> float:
-        """A finite number > 0; required unless there is a default."""
-        value = self._given(key) if default is None else self.get(key)
-        if value is None:
-            return cast(float, default)
-        if type(value) not in (int, float) or not math.isfinite(value) or value <= 0:
-            raise self.wrong(key, "a finite number above 0")
-        return float(value)
-
-    def boolean(self, key: str, default: bool) -> bool:
-        value = self.get(key)
-        if value is None:
-            return default
-        if type(value) is not bool:
-            raise self.wrong(key, "true or false")
-        return value
-
-    def text(self, key: str, default: str | None = None) -> str:
-        value = self._given(key) if default is None else self.get(key)
-        if value is None:
-            return cast(str, default)
-        if not isinstance(value, str):
-            raise self.wrong(key, "a string")
-        return value
-
-    def nested(self, key: str) -> ConfigReader | None:
-        value = self.get(key)
-        if value is None:
-            return None
-        if not isinstance(value, dict):
-            raise self.wrong(key, "an object")
-        return ConfigReader(value, f"{self.where}: {key}")
-
-    def require(self, key: str, *allowed: Any) -> None:
-        """Refuse values that change the model in a way that is not implemented. Absent is fine."""
-        value = self.get(key)
-        if value is not None and not any(
-            type(value) is type(one) and value == one for one in allowed
-        ):
-            wanted = " or ".join(json.dumps(one) for one in (*allowed, None))
-            raise UnsupportedError(
-                f"{self.where}: {key}={json.dumps(value)} is not supported; it must be {wanted}."
-            )
-
-
-def _rope(config: ConfigReader, rotary_dim: int, max_position: int) -> RopeConfig:
-    """From transformers 5's rope_parameters, or rope_theta and rope_scaling of before."""
-    theta = config.number("rope_theta", 10000.0)
-    parameters, scaling = config.nested("rope_parameters"), config.nested("rope_scaling")
-    reader = parameters or scaling
-    if reader is None:
-        return RopeConfig(rotary_dim=rotary_dim, theta=theta)
-    if parameters is not None and scaling is not None and parameters.values != scaling.values:
-        raise CheckpointError(
-            f"{config.where}: rope_parameters and rope_scaling contradict each other."
-        )
-    theta = reader.number("rope_theta", theta)
-    reader.require("partial_rotary_factor", 1.0, 1)
-    key = (
-        "type"
-        if reader.get("rope_type") is None and reader.get("type") is not None
-        else "rope_type"
-    )
-    kind = reader.text(key, "default")
-    if kind == "default":
-        return RopeConfig(rotary_dim=rotary_dim, theta=theta)
-    if kind == "linear":
-        return RopeConfig(
-            rotary_dim=rotary_dim, theta=theta, kind="linear", factor=reader.number("factor")
-        )
-    if kind == "llama3":
-        low, high = reader.number("low_freq_factor"), reader.number("high_freq_factor")
-        if low >= high:
-            raise reader.wrong("low_freq_factor", f"below high_freq_factor={high:g}")
-        return RopeConfig(
-            rotary_dim=rotary_dim,
-            theta=theta,
-            kind=cast(RopeKind, kind),
-            factor=reader.number("factor"),
-            low_freq_factor=low,
-            high_freq_factor=high,
-            original_max_position=reader.integer("original_max_position_embeddings", max_position),
-        )
-    raise UnsupportedError(
-        f'{reader.where}: {key}="{kind}" is not supported; it must be "default", "linear" or '
-        '"llama3".'
-    )
-
-
-def _llama(config: ConfigReader, dtype: str) -> ModelConfig:
-    """LlamaForCausalLM: Llama 1 to 3, SmolLM2. Defaults are transformers' LlamaConfig's."""
-    config.require("hidden_act", "silu")
-    config.require("pretraining_tp", 1)
-    config.require("quantization_config")
-    config.require("sliding_window")
-    config.require("use_sliding_window", False)
-    config.require("layer_types")
-    config.require("rope_interleaved", False)
-    config.require("partial_rotary_factor", 1.0, 1)
-    config.require("attn_logit_softcapping")
-    config.require("final_logit_softcapping")
-    config.require("num_local_experts")
-    config.require("num_experts")
-    config.require("is_encoder_decoder", False)
-    config.require("add_cross_attention", False)
-    hidden_size = config.integer("hidden_size")
-    num_heads = config.integer("num_attention_heads")
-    num_kv_heads = config.integer("num_key_value_heads", num_heads)
-    if num_heads % num_kv_heads:
-        raise config.wrong("num_key_value_heads", f"a divisor of num_attention_heads={num_heads}")
-    if config.get("head_dim") is None and hidden_size % num_heads:
-        raise config.wrong(
-            "num_attention_heads", f"a divisor of hidden_size={hidden_size} (head_dim is absent)"
-        )
-    head_dim = config.integer("head_dim", hidden_size // num_heads)
-    if head_dim % 2:
-        raise CheckpointError(f"{config.where}: head_dim must be even, got {head_dim}.")
-    max_position = config.integer("max_position_embeddings")
-    return ModelConfig(
-        architecture="LlamaForCausalLM",
-        hidden_size=hidden_size,
-        intermediate_size=config.integer("intermediate_size"),
-        num_layers=config.integer("num_hidden_layers"),
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        vocab_size=config.integer("vocab_size"),
-        rms_norm_eps=config.number("rms_norm_eps"),
-        hidden_act=config.text("hidden_act"),
-        rope=_rope(config, head_dim, max_position),
-        tie_word_embeddings=config.boolean("tie_word_embeddings", False),
-        attention_bias=config.boolean("attention_bias", False),
-        mlp_bias=config.boolean("mlp_bias", False),
-        max_position=max_position,
-        checkpoint_dtype=dtype,
-    )
-
-
-ARCHITECTURES: dict[str, Callable[[ConfigReader, str], ModelConfig]] = {
-    "LlamaForCausalLM": _llama,
-}
 
 
 def _architecture(config: ConfigReader) -> str:
@@ -265,7 +86,7 @@ def read_model_config(
         where += f" with hf_overrides of {', '.join(overrides)}"
     config = ConfigReader({**_load_json(checkpoint.config_path), **overrides}, where)
     architecture = _architecture(config)
-    model = ARCHITECTURES[architecture](config, _checkpoint_dtype(config, checkpoint))
+    model = reader_of(architecture)(config, _checkpoint_dtype(config, checkpoint))
     # eos_token_id and its kin are read below, by read_generation_defaults, without overrides.
     for key in overrides:
         if key not in config.read:

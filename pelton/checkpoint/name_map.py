@@ -14,18 +14,24 @@ class Rule:
     """One tensor name, or one per layer where `{i}` stands for the layer's index.
 
     source: the checkpoint's name. target: the parameter's name.
-    part: which part of a parameter that several tensors fill ("q", "k", "v", "gate", "up").
+    part: which part of a parameter that several tensors fill ("q", "k", "v", "gate", "up"); or the
+        parts whose rows the tensor holds, one after the other.
     transform: "unpermute" undoes the order of rows in Llama's GGUF files: within each head, row
-        pairs (j, j + head_dim / 2) were stored next to each other.
+        pairs (j, j + head_dim / 2) were stored next to each other. "add_one": the file holds a
+        norm's weight less one, as Gemma's does.
     tied_to: when the model has no such parameter because it shares another's, the tensor is dropped
         after a check that it equals this one of the checkpoint.
     """
 
     source: str
     target: str
-    part: str | None = None
-    transform: Literal["unpermute"] | None = None
+    part: str | tuple[str, ...] | None = None
+    transform: Literal["unpermute", "add_one"] | None = None
     tied_to: str | None = None
+
+    @property
+    def parts(self) -> tuple[str | None, ...]:
+        return self.part if isinstance(self.part, tuple) else (self.part,)
 
 
 @dataclass(frozen=True, slots=True)

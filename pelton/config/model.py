@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
+LayerKind = Literal["full", "window"]
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn"]
 
 
@@ -27,7 +28,17 @@ class ModelConfig:
 
     `max_position` is the context length the checkpoint was made for, in tokens; `checkpoint_dtype`
     is "float32", "bfloat16" or "float16" (a quantised GGUF counts as "float32": that is what its
-    values dequantise to).
+    values dequantise to). hidden_act: "silu" or "gelu_pytorch_tanh", of the gate.
+
+    What some families add, each off by default:
+    attention_bias: of the query, key, value and output products; qkv_bias: of the first three.
+    qk_norm: an RMS norm over each query and key head, before rotation.
+    layer_kinds: per layer, () = all "full"; "window" layers see `window` tokens, the query's too.
+    local_rope: rotation of the "window" layers, where it is another.
+    attention_scale: factor on scores, None = head_dim ** -0.5.
+    attention_softcap, final_softcap: c, where scores or logits x become c * tanh(x / c).
+    post_norms: an RMS norm also behind attention and feed-forward network, before they are added.
+    embedding_multiplier: factor on token embeddings.
     """
 
     architecture: str
@@ -46,6 +57,25 @@ class ModelConfig:
     mlp_bias: bool
     max_position: int
     checkpoint_dtype: str
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    layer_kinds: tuple[LayerKind, ...] = ()
+    window: int | None = None
+    local_rope: RopeConfig | None = None
+    attention_scale: float | None = None
+    attention_softcap: float | None = None
+    final_softcap: float | None = None
+    post_norms: bool = False
+    embedding_multiplier: float = 1.0
+
+    def layer_kind(self, index: int) -> LayerKind:
+        return self.layer_kinds[index] if self.layer_kinds else "full"
+
+    def for_length(self, max_model_len: int) -> ModelConfig:
+        """Without a window that no request outgrows: that is full attention."""
+        if self.window is not None and self.window >= max_model_len:
+            return replace(self, window=None)
+        return self
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -79,7 +79,7 @@ class EagerExecutor:
         ctx = StepContext(
             num_tokens=num_tokens,
             buffers=self._buffers.first(num_tokens),
-            rope=inputs.rope,
+            ropes=inputs.ropes,
             metadata=inputs.metadata,
             kv=self._kv,
             communicator=self._communicator,

@@ -7,13 +7,16 @@ import torch
 from pelton.config.model import ModelConfig
 from pelton.core.kv.spec import LayerKV
 from pelton.layers.context import BuildContext, StepContext
-from pelton.layers.linear import LinearAdd, NormLinear
+from pelton.layers.linear import LinearAdd, NormLinear, vector
 from pelton.layers.parameter import Parameter, Part, PartName, shard
 from pelton.ops.paged_attention import AttentionSignature
 
 
 class SelfAttention:
-    """norm, qkv, rotation, paged attention and output product into the residual stream."""
+    """norm, qkv, rotation, paged attention and output product into the residual stream.
+
+    window: tokens that the layer sees, the query included, or None for all.
+    """
 
     def __init__(self, build: BuildContext, config: ModelConfig, index: int) -> None:
         hidden, head_dim = config.hidden_size, config.head_dim
@@ -39,7 +42,7 @@ class SelfAttention:
             hidden,
             parts,
             norm_eps=config.rms_norm_eps,
-            has_bias=config.attention_bias,
+            has_bias=config.attention_bias or config.qkv_bias,
         )
         self.out = LinearAdd(
             build,
@@ -47,7 +50,15 @@ class SelfAttention:
             hidden,
             unit=head_dim,
             has_bias=config.attention_bias,
+            post_norm_eps=config.rms_norm_eps if config.post_norms else None,
         )
+        self.norms: dict[str, Parameter] = {}
+        if config.qk_norm:
+            self.norms = {name: vector(build, head_dim) for name in ("q_norm", "k_norm")}
+        is_window = config.layer_kind(index) == "window"
+        self.window = config.window if is_window else None
+        # The model state has a table for local_rope behind the main one.
+        self._rope = int(is_window and config.local_rope is not None)
         self.num_heads = config.num_heads // build.size
         self.num_kv_heads = parts["k"].size // head_dim
         self._index = index
@@ -56,9 +67,12 @@ class SelfAttention:
             num_heads=self.num_heads,
             num_kv_heads=self.num_kv_heads,
             head_dim=head_dim,
-            scale=head_dim**-0.5,
+            scale=config.attention_scale or head_dim**-0.5,
             dtype=build.dtype,
             device_type=build.device.type,
+            window=self.window,
+            softcap=config.attention_softcap,
+            qk_norm_eps=config.rms_norm_eps if config.qk_norm else None,
         )
 
     def kv_spec(self, block_size: int) -> LayerKV:
@@ -71,21 +85,25 @@ class SelfAttention:
             block_size=block_size,
             page_bytes=2 * block_size * heads * head_dim * element,
             dtype=str(self._build.dtype).removeprefix("torch."),
+            kind="full" if self.window is None else "window",
+            window=self.window,
             sharding=(self._build.rank, self._build.size),
         )
 
     def bind(self) -> None:
         self.qkv.bind()
         self.out.bind()
-        self._attend = self._build.backend.kernel(self._signature)
+        weights = {name: norm.tensor for name, norm in self.norms.items()}
+        self.attend = self._build.backend.bind(self._signature, **weights)
 
     def run(self, ctx: StepContext) -> None:
-        buffers = ctx.buffers
+        buffers, rope = ctx.buffers, ctx.ropes[self._rope]
         self.qkv.run(ctx.num_tokens, buffers.hidden, buffers.qkv, buffers.qkv)
-        self._attend(
+        self.attend(
+            ctx.num_tokens,
             buffers.qkv,
-            ctx.rope.cos,
-            ctx.rope.sin,
+            rope.cos,
+            rope.sin,
             ctx.kv[self._index],
             ctx.metadata[self._index],
             buffers.attention,
@@ -95,5 +113,6 @@ class SelfAttention:
     def parameters(self, prefix: str) -> dict[str, Parameter]:
         return {
             **self.qkv.parameters(f"{prefix}.qkv", f"{prefix}.input_norm"),
-            **self.out.parameters(f"{prefix}.o"),
+            **{f"{prefix}.{name}.weight": norm for name, norm in self.norms.items()},
+            **self.out.parameters(f"{prefix}.o", f"{prefix}.attention_out_norm"),
         }

@@ -98,11 +98,12 @@ class RopeTensors:
 
 @dataclass(slots=True, kw_only=True)
 class StepContext:
-    """`ctx`: one forward pass. Per layer: kv, its pool; metadata, that of its KV group."""
+    """`ctx`: one forward pass. ropes: one per rotary table of the model. Per layer: kv, its pool;
+    metadata, that of its KV group."""
 
     num_tokens: int
     buffers: StepBuffers
-    rope: RopeTensors
+    ropes: Sequence[RopeTensors]
     metadata: Sequence[AttentionMetadata]
     kv: Sequence[torch.Tensor]
     communicator: Communicator = field(default_factory=OneRank)

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 
 from pelton.layers.context import BuildContext, Communicator
 from pelton.layers.parameter import Parameter, Part, PartName, shard, whole
 from pelton.ops import linear, linear_add, norm_linear
-from pelton.ops.product import ProductSignature
+from pelton.ops.product import Activation, ProductSignature
 from pelton.ops.registry import bind
 
 
@@ -33,7 +34,7 @@ class NormLinear:
         *,
         norm_eps: float,
         has_bias: bool,
-        silu_mul: bool = False,
+        activation: Activation | None = None,
     ) -> None:
         self.out_features = sum(part.dst_size for part in parts.values())
         self._signature = ProductSignature(
@@ -43,7 +44,7 @@ class NormLinear:
             device_type=build.device.type,
             has_bias=has_bias,
             batch_invariant=build.batch_invariant,
-            activation="silu_mul" if silu_mul else None,
+            activation=activation,
             norm_eps=norm_eps,
         )
         self.weight = Parameter(build.weight(self.out_features, in_features), parts)
@@ -62,13 +63,25 @@ class NormLinear:
 
 
 class LinearAdd:
-    """residual += x @ W.T + b, input columns cut over the ranks; partial sums are all-reduced."""
+    """residual += x @ W.T + b, input columns cut over the ranks; partial sums are all-reduced.
+
+    post_norm_eps: of an RMS norm over the product before it is added, or None.
+    """
 
     def __init__(
-        self, build: BuildContext, in_features: int, out_features: int, *, unit: int, has_bias: bool
+        self,
+        build: BuildContext,
+        in_features: int,
+        out_features: int,
+        *,
+        unit: int,
+        has_bias: bool,
+        post_norm_eps: float | None = None,
     ) -> None:
         part = shard((out_features, in_features), build.rank, build.size, dim=1, unit=unit)
-        self._size = build.size
+        self._is_one_call = build.size == 1 and post_norm_eps is None
+        self._post_norm_eps = post_norm_eps
+        self.post_norm = None if post_norm_eps is None else vector(build, out_features)
         self._signature = ProductSignature(
             in_features=part.size,
             out_features=out_features,
@@ -85,7 +98,7 @@ class LinearAdd:
         weights = {"weight": self.weight.tensor}
         if self.bias is not None:
             weights["bias"] = self.bias.tensor
-        if self._size == 1:
+        if self._is_one_call:
             self._add = bind("linear_add", linear_add.CANDIDATES, self._signature, **weights)
         else:
             # Each rank would add the bias: it comes once, after the sum.
@@ -94,18 +107,24 @@ class LinearAdd:
 
     def run(self, x: torch.Tensor, residual: torch.Tensor, communicator: Communicator) -> None:
         """x: [T, in_features / size]; residual: [T, out_features], changed in place."""
-        if self._size == 1:
+        if self._is_one_call:
             self._add(x.shape[0], x, residual)
             return
         partial = torch.empty_like(residual)
         self._product(x.shape[0], x, partial)
         communicator.all_reduce(partial)
-        residual.add_(partial)
         if self.bias is not None:
-            residual.add_(self.bias.tensor)
+            partial.add_(self.bias.tensor)
+        if self.post_norm is not None:
+            shape = (partial.shape[1],)
+            partial = F.rms_norm(partial, shape, self.post_norm.tensor, self._post_norm_eps)
+        residual.add_(partial)
 
-    def parameters(self, name: str) -> dict[str, Parameter]:
-        return _named(name, self.weight, self.bias)
+    def parameters(self, name: str, post_norm_name: str = "") -> dict[str, Parameter]:
+        named = _named(name, self.weight, self.bias)
+        if self.post_norm is not None:
+            named[f"{post_norm_name}.weight"] = self.post_norm
+        return named
 
 
 def _bias(build: BuildContext, size: int, parts: Mapping[PartName, Part]) -> Parameter:

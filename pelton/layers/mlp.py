@@ -6,10 +6,13 @@ from pelton.config.model import ModelConfig
 from pelton.layers.context import BuildContext, StepContext
 from pelton.layers.linear import LinearAdd, NormLinear
 from pelton.layers.parameter import Parameter, shard
+from pelton.ops.product import Activation
+
+_ACTIVATIONS: dict[str, Activation] = {"silu": "silu_mul", "gelu_pytorch_tanh": "gelu_tanh_mul"}
 
 
 class GatedMLP:
-    """norm, gate and up products, silu(gate) * up, down product into the residual stream."""
+    """norm, gate and up products, act(gate) * up, down product into the residual stream."""
 
     def __init__(self, build: BuildContext, config: ModelConfig) -> None:
         hidden, width = config.hidden_size, config.intermediate_size
@@ -21,9 +24,16 @@ class GatedMLP:
             {"gate": gate, "up": up},
             norm_eps=config.rms_norm_eps,
             has_bias=config.mlp_bias,
-            silu_mul=True,
+            activation=_ACTIVATIONS[config.hidden_act],
         )
-        self.down = LinearAdd(build, width, hidden, unit=1, has_bias=config.mlp_bias)
+        self.down = LinearAdd(
+            build,
+            width,
+            hidden,
+            unit=1,
+            has_bias=config.mlp_bias,
+            post_norm_eps=config.rms_norm_eps if config.post_norms else None,
+        )
 
     def bind(self) -> None:
         self.gate_up.bind()
@@ -37,5 +47,5 @@ class GatedMLP:
     def parameters(self, prefix: str) -> dict[str, Parameter]:
         return {
             **self.gate_up.parameters(f"{prefix}.gate_up", f"{prefix}.post_norm"),
-            **self.down.parameters(f"{prefix}.down"),
+            **self.down.parameters(f"{prefix}.down", f"{prefix}.mlp_out_norm"),
         }

@@ -19,14 +19,15 @@ from pelton.ops.paged_attention import AttentionMetadata
 
 @dataclass(frozen=True, slots=True)
 class ModelInputs:
-    """metadata: per layer, the same object for all layers of a KV group."""
+    """ropes: one per rotary table. metadata: per layer, the same object for all layers of a KV
+    group."""
 
-    rope: RopeTensors
+    ropes: tuple[RopeTensors, ...]
     metadata: tuple[AttentionMetadata, ...]
 
 
 class DefaultModelState:
-    """Full-attention decoders with one rotary table.
+    """Decoders with rotary tables: the model's, and that of its window layers where it is another.
 
     Tables: cos [max_model_len, rotary_dim], sin [max_model_len, rotary_dim / 2].
     """
@@ -48,26 +49,31 @@ class DefaultModelState:
         group_of = {layer: group.index for group in groups for layer in group.layers}
         self._group_of_layer = [group_of[layer] for layer in range(len(group_of))]
         self._dtype = dtype
-        cos, sin = rope_tables(config.rope, max_model_len, dtype)
-        self._cos_table = cos.to(device.torch_device)
-        self._sin_table = sin.to(device.torch_device)
-        self._cos = device.zeros((max_tokens, cos.shape[1]), dtype)
-        self._sin = device.zeros((max_tokens, sin.shape[1]), dtype)
+        self._tables: list[torch.Tensor] = []
+        self._gathered: list[torch.Tensor] = []
+        for rope in (config.rope, config.local_rope):
+            if rope is not None:
+                for table in rope_tables(rope, max_model_len, dtype):
+                    self._tables.append(table.to(device.torch_device))
+                    self._gathered.append(device.zeros((max_tokens, table.shape[1]), dtype))
 
     def prepare(self, batch: InputBatch) -> ModelInputs:
         """Queue what the layers of this step share."""
         num_tokens = batch.descriptor.num_tokens
-        cos, sin = self._cos[:num_tokens], self._sin[:num_tokens]
-        self._device.launch(self._gather, batch.inputs.positions, cos, sin)
+        gathered = [tensor[:num_tokens] for tensor in self._gathered]
+        self._device.launch(self._gather, batch.inputs.positions, gathered)
         by_group = [
             self._backend.metadata(self._device, batch, group, self._dtype)
             for group in self._groups
         ]
         return ModelInputs(
-            RopeTensors(cos[:, None], sin[:, None]),
+            tuple(
+                RopeTensors(cos[:, None], sin[:, None])
+                for cos, sin in zip(gathered[::2], gathered[1::2], strict=True)
+            ),
             tuple(by_group[group] for group in self._group_of_layer),
         )
 
-    def _gather(self, positions: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
-        torch.index_select(self._cos_table, 0, positions[0], out=cos)
-        torch.index_select(self._sin_table, 0, positions[0], out=sin)
+    def _gather(self, positions: torch.Tensor, gathered: Sequence[torch.Tensor]) -> None:
+        for table, out in zip(self._tables, gathered, strict=True):
+            torch.index_select(table, 0, positions[0], out=out)

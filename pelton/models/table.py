@@ -2,6 +2,10 @@
 
 MODELS: dict[str, str] = {
     "LlamaForCausalLM": "pelton.models.llama:Llama",
+    "MistralForCausalLM": "pelton.models.mistral:Mistral",
+    "Phi3ForCausalLM": "pelton.models.phi3:Phi3",
+    "Qwen2ForCausalLM": "pelton.models.qwen2:Qwen2",
+    "Qwen3ForCausalLM": "pelton.models.qwen3:Qwen3",
 }
 
 

@@ -11,11 +11,14 @@ INVARIANT_TILE = 16
 """Rows of every product in batch-invariant mode: one shape, so one order of summation."""
 
 
+Activation = Literal["silu_mul", "gelu_tanh_mul"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProductSignature:
     """A product with a weight [out_features, in_features].
 
-    activation: "silu_mul" halves the output: silu(first half) * second half.
+    activation: halves the output: silu or tanh-approximated gelu (first half) * second half.
     norm_eps: of the RMS norm before the product (norm_linear), or None.
     """
 
@@ -25,7 +28,7 @@ class ProductSignature:
     device_type: str
     has_bias: bool = False
     batch_invariant: bool = False
-    activation: Literal["silu_mul"] | None = None
+    activation: Activation | None = None
     norm_eps: float | None = None
 
 

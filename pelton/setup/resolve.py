@@ -24,11 +24,15 @@ def num_parameters(model: ModelConfig) -> int:
     hidden, inner = model.hidden_size, model.intermediate_size
     attention = hidden * (query + 2 * kv) + query * hidden
     mlp = 3 * hidden * inner
-    biases = model.attention_bias * (query + 2 * kv + hidden) + model.mlp_bias * (
-        2 * inner + hidden
+    has_qkv_bias = model.attention_bias or model.qkv_bias
+    biases = (
+        has_qkv_bias * (query + 2 * kv)
+        + model.attention_bias * hidden
+        + model.mlp_bias * (2 * inner + hidden)
     )
+    norms = (4 if model.post_norms else 2) * hidden + 2 * model.qk_norm * model.head_dim
     embeddings = model.vocab_size * hidden * (1 if model.tie_word_embeddings else 2)
-    return model.num_layers * (attention + mlp + biases + 2 * hidden) + embeddings + hidden
+    return model.num_layers * (attention + mlp + biases + norms) + embeddings + hidden
 
 
 def kv_block_bytes(model: ModelConfig, block_size: int, dtype: str) -> int:
@@ -47,7 +51,7 @@ def resolve(checked: CheckedArgs, facts: DeviceFacts) -> EngineConfig:
     max_num_seqs, max_num_batched_tokens = _step_limits(args, facts)
     num_blocks, max_model_len = _kv_cache(checked, facts, dtype, max_num_seqs)
     return EngineConfig(
-        model=model,
+        model=model.for_length(max_model_len),
         generation=checked.generation,
         cache=CacheConfig(
             block_size=args.block_size,

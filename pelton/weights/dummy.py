@@ -32,9 +32,10 @@ class DummySource:
         for rule in rules.rules:
             layer = 0
             while (target := parameters.get(rule.target.replace("{i}", str(layer)))) is not None:
-                if rule.part in target.parts:
+                if all(part in target.parts for part in rule.parts):
                     name = rule.source.replace("{i}", str(layer))
-                    self._shapes[name] = target.parts[rule.part].source_shape
+                    shapes = [target.parts[part].source_shape for part in rule.parts]
+                    self._shapes[name] = (sum(shape[0] for shape in shapes), *shapes[0][1:])
                 if "{i}" not in rule.target:
                     break
                 layer += 1

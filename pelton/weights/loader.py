@@ -31,12 +31,13 @@ class LoadReport:
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """One tensor of the source, and the part that it fills."""
+    """One tensor of the source, and a part that it fills. first: row where that part's begin."""
 
     source: str
     target: str
     part: PartName
-    unpermute: bool
+    first: int
+    transform: str | None
 
 
 class _Problems:
@@ -129,21 +130,26 @@ def _plan_one(
     problems: _Problems,
 ) -> None:
     parameter = parameters.get(target)
-    if parameter is None or rule.part not in parameter.parts:
+    if parameter is None or any(part not in parameter.parts for part in rule.parts):
         problems.add("unexpected", name)
         return
-    key = target, rule.part
-    if key in copies:
-        problems.add("loaded twice", f"{_part_name(*key)} from {copies[key].source} and {name}")
-        return
-    if rule.part in parameter.filled:
-        how = parameter.filled[rule.part]
-        problems.add("loaded twice", f"{_part_name(*key)} from {name}, but it is {how} already")
-        return
-    wanted, given = parameter.parts[rule.part].source_shape, source.shape(name)
+    first = 0
+    shape: tuple[int, ...] = ()
+    for part in rule.parts:
+        key = target, part
+        if key in copies:
+            problems.add("loaded twice", f"{_part_name(*key)} from {copies[key].source} and {name}")
+            return
+        if part in parameter.filled:
+            how = parameter.filled[part]
+            problems.add("loaded twice", f"{_part_name(*key)} from {name}, but it is {how} already")
+            return
+        shape = parameter.parts[part].source_shape
+        copies[key] = _Copy(name, target, part, first, rule.transform)
+        first += shape[0]
+    wanted, given = (first, *shape[1:]), source.shape(name)
     if given != wanted:
         problems.add("of the wrong shape", f"{name} (file {given}, model {wanted})")
-    copies[key] = _Copy(name, target, rule.part, rule.transform == "unpermute")
 
 
 def _same(source: WeightSource, name: str, other: str) -> bool:
@@ -158,18 +164,21 @@ def _fill(parameter: Parameter, copy: _Copy, source: WeightSource, head_dim: int
     if part.size == 0:
         return
     if part.dim != 0:
+        assert copy.first == 0, "a tensor of several parts is cut along its rows"
         out.copy_(source.read(copy.source, part.dim, part.start, part.size))
         return
-    unit = head_dim if copy.unpermute else 1
+    unit = head_dim if copy.transform == "unpermute" else 1
     assert part.start % unit == 0, "a cut inside a head"
     assert part.size % unit == 0, "a cut inside a head"
     row = math.prod(part.source_shape[1:])
     step = max(_CHUNK // max(row * unit, 1), 1) * unit
     for first in range(0, part.size, step):
         rows = min(step, part.size - first)
-        values = source.read(copy.source, 0, part.start + first, rows)
-        if copy.unpermute:
+        values = source.read(copy.source, 0, copy.first + part.start + first, rows)
+        if copy.transform == "unpermute":
             values = _unpermute(values, head_dim)
+        elif copy.transform == "add_one":
+            values = values.float() + 1
         out.narrow(0, first, rows).copy_(values)
 
 

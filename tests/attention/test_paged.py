@@ -111,7 +111,7 @@ def test_metadata_of_a_step_survives_the_next_steps(backend):
             )
             device.launch(torch.Tensor.fill_, cos, 1.0)
             out = device.empty((1, 4 * 8), torch.float32)
-            device.launch(backend.kernel(SIGNATURE), query, cos, sin, pool, meta, out)
+            device.launch(backend.bind(SIGNATURE), 1, query, cos, sin, pool, meta, out)
             staged.release()
             results.append(out)
             if not ahead:
@@ -130,4 +130,4 @@ def test_what_a_backend_says_of_itself_is_true(backend):
     assert backend.reads_past_end == (backend.name == "torch")
     assert backend.returns_lse == (backend.name != "torch")
     window = replace(SIGNATURE, window=3)
-    assert callable(backend.kernel(window))
+    assert callable(backend.bind(window))

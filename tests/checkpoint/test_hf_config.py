@@ -3,10 +3,12 @@ import json
 import pytest
 from transformers import LlamaConfig
 
+from pelton.checkpoint.families.table import ARCHITECTURES, reader_of
 from pelton.checkpoint.hf_config import read_generation_defaults, read_model_config
 from pelton.checkpoint.source import resolve_checkpoint
 from pelton.config.model import RopeConfig
 from pelton.errors import CheckpointError, ConfigError, UnsupportedError
+from pelton.models.table import MODELS
 
 BASE = {
     "architectures": ["LlamaForCausalLM"],
@@ -261,3 +263,47 @@ def test_bad_generation_values(read, changes, key):
     """Case 38: an end token outside the vocabulary is refused at load."""
     with pytest.raises(CheckpointError, match=rf"generation_config\.json: {key} must be"):
         read(generation={"do_sample": True, **changes})
+
+
+def test_every_family_has_a_reader_and_a_model():
+    assert ARCHITECTURES.keys() == MODELS.keys()
+    for architecture in ARCHITECTURES:
+        assert callable(reader_of(architecture))
+
+
+QWEN = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "use_sliding_window": True,
+    "sliding_window": 16,
+    "max_window_layers": 1,
+}
+
+
+def test_qwen_windows(read):
+    model = read(QWEN)
+    assert (model.layer_kinds, model.window) == (("full", "window"), 16)
+    assert read({**QWEN, "max_window_layers": 2}).window is None
+    assert read({**QWEN, "use_sliding_window": False}).window is None
+    kinds = ["sliding_attention", "full_attention"]
+    assert read({**QWEN, "layer_types": kinds}).layer_kinds == ("window", "full")
+    with pytest.raises(CheckpointError, match="layer_types must be a list of num_hidden_layers=2"):
+        read({**QWEN, "layer_types": kinds[:1]})
+    with pytest.raises(UnsupportedError, match="layer_types has 'linear_attention'"):
+        read({**QWEN, "layer_types": ["linear_attention"] * 2})
+    with pytest.raises(CheckpointError, match="no sliding_window is in use"):
+        read({**QWEN, "use_sliding_window": False, "layer_types": kinds})
+
+
+def test_a_window_that_covers_every_request_is_none(read):
+    model = read(QWEN)
+    assert model.for_length(16).window is None
+    assert model.for_length(17).window == 16
+
+
+def test_partial_rotation(read):
+    phi = {"architectures": ["Phi3ForCausalLM"]}
+    for factor, rotary_dim in ((0.5, 8), (1.0, 16), (0.3, 4)):
+        assert read({**phi, "partial_rotary_factor": factor}).rope.rotary_dim == rotary_dim
+    for factor, rotary_dim in ((2.0, 32), (0.2, 3), (0.1, 1)):
+        with pytest.raises(CheckpointError, match=f"={factor:g} rotates {rotary_dim} of head_dim"):
+            read({**phi, "partial_rotary_factor": factor})

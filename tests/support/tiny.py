@@ -112,7 +112,8 @@ def make_config(folder: Path, **changes: Any) -> EngineConfig:
         num_threads=1,
         max_logprobs=20,
     )
-    return replace(config, **changes)
+    config = replace(config, **changes)
+    return replace(config, model=config.model.for_length(config.max_model_len))
 
 
 class QueuedCPU(CPUDevice):

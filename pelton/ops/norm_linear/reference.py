@@ -31,6 +31,12 @@ def _after_norm(make_product: Product) -> Callable[..., Kernel]:
             product(F.rms_norm(x, shape, norm_weight, eps), scratch)
             torch.mul(F.silu(scratch[:, :half]), scratch[:, half:], out=out)
 
+        def kernel_gelu_tanh_mul(x: torch.Tensor, out: torch.Tensor, scratch: torch.Tensor) -> None:
+            product(F.rms_norm(x, shape, norm_weight, eps), scratch)
+            torch.mul(F.gelu(scratch[:, :half], approximate="tanh"), scratch[:, half:], out=out)
+
+        if signature.activation == "gelu_tanh_mul":
+            return kernel_gelu_tanh_mul
         return kernel if signature.activation is None else kernel_silu_mul
 
     return factory

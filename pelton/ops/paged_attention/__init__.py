@@ -3,10 +3,12 @@
 query: [T, Hq, D], rotated. kv: [num_blocks, block_size, 2, Hk, D], this step's keys and values
 already stored. out: [T, Hq, D]; padding tokens get 0. lse: [T, Hq] float32 or None: the natural
 log of the softmax's denominator, for merging partial results. Query head h reads key head
-h * Hk // Hq. Scores are scaled by `scale`; query token i of a row sees the row's first
-seq_len - query_len + i + 1 tokens.
+h * Hk // Hq. Scores s are scaled by `scale`, then, with a softcap c, become c * tanh(s / c); query
+token i of a row sees the row's first seq_len - query_len + i + 1 tokens, the last `window` of them.
+sinks: [Hq], with has_sinks: a score per head that joins the softmax's denominator and has no value.
 Tolerance against float64: 1e-5 in float32, 2e-2 in bfloat16.
-Sources: paged KV, arXiv 2309.06180; online softmax, arXiv 1805.02867.
+Sources: paged KV, arXiv 2309.06180; online softmax, arXiv 1805.02867; softcap, arXiv 2408.00118;
+sinks, arXiv 2309.17453.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from typing import Any
 import torch
 
 from pelton.core.plan import Int32Array
+from pelton.ops.registry import Candidate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +31,10 @@ class AttentionSignature:
     dtype: torch.dtype
     device_type: str
     window: int | None = None
+    softcap: float | None = None
+    has_sinks: bool = False
+    qk_norm_eps: float | None = None
+    """Of the RMS norm over query and key heads before rotation (qkv_attention), or None."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,3 +59,22 @@ class AttentionMetadata:
     bounds_are_exact: bool
     num_decode_rows: int
     prepared: dict[str, Any] = field(default_factory=dict)
+
+
+def _takes_any(signature: AttentionSignature) -> str | None:
+    return None
+
+
+def _takes_plain(signature: AttentionSignature) -> str | None:
+    if signature.softcap is not None:
+        return "torch's fused attention has no softcap"
+    return "torch's fused attention has no sinks" if signature.has_sinks else None
+
+
+_PACKAGE = "pelton.ops.paged_attention"
+REFERENCE = (Candidate("reference", f"{_PACKAGE}.reference:paged_attention", _takes_any),)
+INVARIANT = (Candidate("invariant", f"{_PACKAGE}.invariant:paged_attention", _takes_any),)
+SDPA = (
+    Candidate("sdpa", f"{_PACKAGE}.sdpa:paged_attention", _takes_plain),
+    Candidate("masked", f"{_PACKAGE}.sdpa:masked_attention", _takes_any),
+)

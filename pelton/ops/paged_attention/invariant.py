@@ -2,7 +2,7 @@
 
 Every product has the shape [QUERY_TILE * group, D] x [D, KEY_TILE], whatever the row or step, and
 splits are merged in order by the online softmax, in which a split that a token cannot see changes
-no bit: exp(0) = 1 scales, and 0 is added.
+no bit: exp(0) = 1 scales, and 0 is added. A sink is where the online softmax starts.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from __future__ import annotations
 import torch
 
 from pelton.ops.paged_attention import AttentionMetadata, AttentionSignature
+from pelton.ops.paged_attention.reference import capped
 from pelton.ops.registry import Kernel
 
 QUERY_TILE = 8
 KEY_TILE = 64
 
 
-def paged_attention(signature: AttentionSignature) -> Kernel:
+def paged_attention(signature: AttentionSignature, sinks: torch.Tensor | None = None) -> Kernel:
     num_heads, num_kv_heads = signature.num_heads, signature.num_kv_heads
     head_dim, scale, window = signature.head_dim, signature.scale, signature.window
     group_size = num_heads // num_kv_heads
@@ -29,8 +30,14 @@ def paged_attention(signature: AttentionSignature) -> Kernel:
         last visible key of each token. Returns out [QUERY_TILE, Hq, D] and lse [QUERY_TILE, Hq]."""
         grouped = query.view(QUERY_TILE, num_kv_heads, group_size, head_dim).to(accumulate)
         grouped = grouped.transpose(0, 1).reshape(num_kv_heads, -1, head_dim) * scale
-        top = grouped.new_full((num_kv_heads, QUERY_TILE * group_size, 1), float("-inf"))
-        total = torch.zeros_like(top)
+        if sinks is None:
+            top = grouped.new_full((num_kv_heads, QUERY_TILE * group_size, 1), float("-inf"))
+            total = torch.zeros_like(top)
+        else:
+            top = (
+                sinks.view(num_kv_heads, group_size).to(accumulate).repeat(1, QUERY_TILE)[..., None]
+            )
+            total = torch.ones_like(top)
         result = torch.zeros_like(grouped)
         key_index = torch.arange(KEY_TILE, device=query.device)
         token_last = last.repeat_interleave(group_size)[None, :, None]
@@ -42,7 +49,7 @@ def paged_attention(signature: AttentionSignature) -> Kernel:
             # Bytes past the sequence may be anything, and 0 * NaN is not 0.
             in_use = (key_index + start <= last.max())[None, :, None]
             scores = torch.stack([q @ k.t() for q, k in zip(grouped, keys.masked_fill(~in_use, 0))])
-            scores = scores.masked_fill(~visible, float("-inf"))
+            scores = capped(scores, signature.softcap).masked_fill(~visible, float("-inf"))
             new_top = torch.maximum(top, scores.amax(-1, keepdim=True))
             # A token that has seen nothing yet keeps -inf; subtracting it from itself is NaN.
             safe_top = torch.where(new_top == float("-inf"), 0.0, new_top)

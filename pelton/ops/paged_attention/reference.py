@@ -21,7 +21,12 @@ def row_mask(
     return visible
 
 
-def paged_attention(signature: AttentionSignature) -> Kernel:
+def capped(scores: torch.Tensor, softcap: float | None) -> torch.Tensor:
+    """softcap * tanh(scores / softcap), or the scores without one."""
+    return scores if softcap is None else torch.tanh(scores / softcap) * softcap
+
+
+def paged_attention(signature: AttentionSignature, sinks: torch.Tensor | None = None) -> Kernel:
     group_size = signature.num_heads // signature.num_kv_heads
     accumulate = torch.promote_types(signature.dtype, torch.float32)
 
@@ -41,13 +46,17 @@ def paged_attention(signature: AttentionSignature) -> Kernel:
             keys, values = pages.to(accumulate).repeat_interleave(group_size, dim=2).unbind(1)
             tokens = query[start:end].to(accumulate)
             scores = torch.einsum("qhd,khd->hqk", tokens, keys) * signature.scale
+            scores = capped(scores, signature.softcap)
             visible = row_mask(
                 end - start, num_blocks * block_size, meta.seq_lens[row], signature.window
             )
             scores = scores.masked_fill(~visible, float("-inf"))
             # Bytes past the sequence may be anything, and 0 * NaN is not 0.
             values = values.masked_fill(~visible.any(0)[:, None, None], 0)
-            weights = torch.softmax(scores, dim=-1)
+            if sinks is not None:
+                column = sinks.to(accumulate)[:, None, None].expand(-1, end - start, 1)
+                scores = torch.cat([scores, column], dim=-1)
+            weights = torch.softmax(scores, dim=-1)[..., : values.shape[0]]
             out[start:end] = torch.einsum("hqk,khd->qhd", weights, values)
             if lse is not None:
                 lse[start:end] = scores.logsumexp(-1).t()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from pelton.ops.paged_attention import AttentionMetadata, AttentionSignature
-from pelton.ops.paged_attention.reference import row_mask
+from pelton.ops.paged_attention.reference import capped, row_mask
 from pelton.ops.registry import Kernel
 
 # Decode rows share one padded gather as long as the longest is at most this much longer than the
@@ -107,6 +108,58 @@ def _buckets(bounds: np.ndarray) -> list[tuple[np.ndarray, int]]:
 
 
 def paged_attention(signature: AttentionSignature) -> Kernel:
+    """torch's fused attention; no softcap, no sinks."""
+    return _over_pages(signature, F.scaled_dot_product_attention, {})
+
+
+def masked_attention(signature: AttentionSignature, sinks: torch.Tensor | None = None) -> Kernel:
+    """The same steps with scores in memory, for what the fused attention lacks."""
+    accumulate = torch.promote_types(signature.dtype, torch.float32)
+
+    def attend(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        attn_mask: torch.Tensor | None,
+        scale: float,
+        is_causal: bool = False,
+        enable_gqa: bool = False,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """As torch's function of these arguments. sinks: broadcast against scores [n, H, q, 1]."""
+        if enable_gqa:
+            repeats = query.shape[1] // key.shape[1]
+            key, value = (t.repeat_interleave(repeats, dim=1) for t in (key, value))
+        scores = capped((query @ key.transpose(-1, -2)).to(accumulate) * scale, signature.softcap)
+        if is_causal:
+            attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
+        if attn_mask is not None:
+            if attn_mask.dtype == torch.bool:
+                scores = scores.masked_fill(~attn_mask, float("-inf"))
+            else:
+                scores = scores + attn_mask
+        if sinks is not None:
+            column = sinks.to(accumulate).expand(*scores.shape[:-1], 1)
+            scores = torch.cat([scores, column], dim=-1)
+        weights = torch.softmax(scores, dim=-1)[..., : key.shape[-2]]
+        return weights.to(value.dtype) @ value
+
+    views = {}
+    if sinks is not None:
+        # Decode rows hold the query heads of one key head where prefill rows have tokens.
+        views["decode"] = sinks.view(1, signature.num_kv_heads, -1, 1)
+        views["prefill"] = sinks.view(1, signature.num_heads, 1, 1)
+    return _over_pages(signature, attend, views)
+
+
+def _over_pages(
+    signature: AttentionSignature,
+    attend: Callable[..., torch.Tensor],
+    sinks: dict[str, torch.Tensor],
+) -> Kernel:
+    extra = {phase: {"sinks": tensor} for phase, tensor in sinks.items()}
+    for_decode, for_prefill = extra.get("decode", {}), extra.get("prefill", {})
     num_heads, num_kv_heads = signature.num_heads, signature.num_kv_heads
     head_dim, scale = signature.head_dim, signature.scale
     group_size = num_heads // num_kv_heads
@@ -124,12 +177,13 @@ def paged_attention(signature: AttentionSignature) -> Kernel:
             pages = kv.index_select(0, bucket.blocks).view(n, -1, 2, num_kv_heads, head_dim)
             queries = query[:n] if bucket.rows is None else query[bucket.rows]
             # The query heads of one key head go in as its query tokens: keys are read once.
-            result = F.scaled_dot_product_attention(
+            result = attend(
                 queries.view(n, num_kv_heads, group_size, head_dim),
                 pages[:, :, 0].transpose(1, 2),
                 pages[:, :, 1].transpose(1, 2),
                 attn_mask=bucket.mask,
                 scale=scale,
+                **for_decode,
             )
             if bucket.rows is None:
                 out[:n].view(result.shape).copy_(result)
@@ -145,7 +199,7 @@ def paged_attention(signature: AttentionSignature) -> Kernel:
             else:
                 pages = kv.index_select(0, rows.blocks)
             pages = pages.view(rows.count, -1, 2, num_kv_heads, head_dim)
-            result = F.scaled_dot_product_attention(
+            result = attend(
                 query[tokens].view(rows.count, -1, num_heads, head_dim).transpose(1, 2),
                 pages[:, :, 0].transpose(1, 2),
                 pages[:, :, 1].transpose(1, 2),
@@ -153,6 +207,7 @@ def paged_attention(signature: AttentionSignature) -> Kernel:
                 is_causal=rows.blocks is None,
                 scale=scale,
                 enable_gqa=group_size > 1,
+                **for_prefill,
             )
             out[tokens].view(rows.count, -1, num_heads, head_dim).copy_(result.transpose(1, 2))
         if meta.prepared["end"] < out.shape[0]:

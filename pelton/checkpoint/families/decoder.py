@@ -1,0 +1,151 @@
+"""What the configurations of decoders have in common."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from pelton.checkpoint.config_reader import ConfigReader
+from pelton.config.model import LayerKind, RopeConfig, RopeKind
+from pelton.errors import CheckpointError, UnsupportedError
+
+_KINDS: dict[object, LayerKind] = {"full_attention": "full", "sliding_attention": "window"}
+
+
+def refuse_foreign(config: ConfigReader) -> None:
+    """Refuse what no family here has: each changes the arithmetic."""
+    config.require("quantization_config")
+    config.require("is_encoder_decoder", False)
+    config.require("add_cross_attention", False)
+    config.require("rope_interleaved", False)
+    config.require("pretraining_tp", 1)
+
+
+def refuse_experts(config: ConfigReader) -> None:
+    config.require("num_local_experts")
+    config.require("num_experts")
+
+
+def refuse_softcaps(config: ConfigReader) -> None:
+    config.require("attn_logit_softcapping")
+    config.require("final_logit_softcapping")
+
+
+def dimensions(config: ConfigReader, *, head_dim: int | None = None) -> dict[str, Any]:
+    """The sizes of a decoder, as ModelConfig's fields. head_dim: the family's default, if it is not
+    hidden_size / num_attention_heads."""
+    hidden_size = config.integer("hidden_size")
+    num_heads = config.integer("num_attention_heads")
+    num_kv_heads = config.integer("num_key_value_heads", num_heads)
+    if num_heads % num_kv_heads:
+        raise config.wrong("num_key_value_heads", f"a divisor of num_attention_heads={num_heads}")
+    if head_dim is None:
+        if config.get("head_dim") is None and hidden_size % num_heads:
+            raise config.wrong(
+                "num_attention_heads",
+                f"a divisor of hidden_size={hidden_size} (head_dim is absent)",
+            )
+        head_dim = hidden_size // num_heads
+    head_dim = config.integer("head_dim", head_dim)
+    if head_dim % 2:
+        raise CheckpointError(f"{config.where}: head_dim must be even, got {head_dim}.")
+    return {
+        "hidden_size": hidden_size,
+        "intermediate_size": config.integer("intermediate_size"),
+        "num_layers": config.integer("num_hidden_layers"),
+        "num_heads": num_heads,
+        "num_kv_heads": num_kv_heads,
+        "head_dim": head_dim,
+        "vocab_size": config.integer("vocab_size"),
+        "rms_norm_eps": config.number("rms_norm_eps"),
+        "max_position": config.integer("max_position_embeddings"),
+    }
+
+
+def layer_kinds(
+    config: ConfigReader, num_layers: int, default: tuple[LayerKind, ...] = ()
+) -> tuple[LayerKind, ...]:
+    """From layer_types; () when all are "full". default: what its absence means."""
+    values = config.get("layer_types")
+    kinds = default
+    if values is not None:
+        if not isinstance(values, list) or len(values) != num_layers:
+            raise config.wrong("layer_types", f"a list of num_hidden_layers={num_layers} names")
+        for value in values:
+            if value not in _KINDS:
+                raise UnsupportedError(
+                    f"{config.where}: layer_types has {value!r}, which is not supported; it may "
+                    f"have {' and '.join(map(repr, _KINDS))}."
+                )
+        kinds = tuple(_KINDS[value] for value in values)
+    return kinds if "window" in kinds else ()
+
+
+def rope(
+    config: ConfigReader,
+    head_dim: int,
+    max_position: int,
+    *,
+    theta: float = 10000.0,
+    allow_partial: bool = False,
+) -> RopeConfig:
+    """From transformers 5's rope_parameters, or rope_theta and rope_scaling of before.
+
+    theta: the family's default. allow_partial: whether the family knows partial_rotary_factor.
+    """
+    theta = config.number("rope_theta", theta)
+    parameters, scaling = config.nested("rope_parameters"), config.nested("rope_scaling")
+    reader = parameters or scaling
+    if parameters is not None and scaling is not None and parameters.values != scaling.values:
+        raise CheckpointError(
+            f"{config.where}: rope_parameters and rope_scaling contradict each other."
+        )
+    rotary_dim = head_dim
+    if allow_partial:
+        factor = config.number("partial_rotary_factor", 1.0)
+        if reader is not None:
+            factor = reader.number("partial_rotary_factor", factor)
+        rotary_dim = int(head_dim * factor)
+        if rotary_dim % 2 or not 2 <= rotary_dim <= head_dim:
+            raise CheckpointError(
+                f"{config.where}: partial_rotary_factor={factor:g} rotates {rotary_dim} of "
+                f"head_dim={head_dim} elements; it must be an even number of them."
+            )
+    else:
+        config.require("partial_rotary_factor", 1.0, 1)
+        if reader is not None:
+            reader.require("partial_rotary_factor", 1.0, 1)
+    if reader is None:
+        return RopeConfig(rotary_dim=rotary_dim, theta=theta)
+    return _scaled(reader, rotary_dim, reader.number("rope_theta", theta), max_position)
+
+
+def _scaled(reader: ConfigReader, rotary_dim: int, theta: float, max_position: int) -> RopeConfig:
+    key = (
+        "type"
+        if reader.get("rope_type") is None and reader.get("type") is not None
+        else "rope_type"
+    )
+    kind = reader.text(key, "default")
+    if kind == "default":
+        return RopeConfig(rotary_dim=rotary_dim, theta=theta)
+    if kind == "linear":
+        return RopeConfig(
+            rotary_dim=rotary_dim, theta=theta, kind="linear", factor=reader.number("factor")
+        )
+    if kind == "llama3":
+        low, high = reader.number("low_freq_factor"), reader.number("high_freq_factor")
+        if low >= high:
+            raise reader.wrong("low_freq_factor", f"below high_freq_factor={high:g}")
+        return RopeConfig(
+            rotary_dim=rotary_dim,
+            theta=theta,
+            kind=cast(RopeKind, kind),
+            factor=reader.number("factor"),
+            low_freq_factor=low,
+            high_freq_factor=high,
+            original_max_position=reader.integer("original_max_position_embeddings", max_position),
+        )
+    raise UnsupportedError(
+        f'{reader.where}: {key}="{kind}" is not supported; it must be "default", "linear" or '
+        '"llama3".'
+    )

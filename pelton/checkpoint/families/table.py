@@ -1,0 +1,28 @@
+"""Readers of config.json by architecture: "module:function", (reader, dtype) -> ModelConfig."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+
+from pelton.checkpoint.config_reader import ConfigReader
+from pelton.config.model import ModelConfig
+
+ARCHITECTURES: dict[str, str] = {
+    "LlamaForCausalLM": "pelton.checkpoint.families.llama:read_llama",
+    "MistralForCausalLM": "pelton.checkpoint.families.mistral:read_mistral",
+    "Phi3ForCausalLM": "pelton.checkpoint.families.phi3:read_phi3",
+    "Qwen2ForCausalLM": "pelton.checkpoint.families.qwen:read_qwen2",
+    "Qwen3ForCausalLM": "pelton.checkpoint.families.qwen:read_qwen3",
+}
+
+
+def register(architecture: str, target: str) -> None:
+    """Add a family from outside the tree; `target` is "module:function"."""
+    ARCHITECTURES[architecture] = target
+
+
+def reader_of(architecture: str) -> Callable[[ConfigReader, str], ModelConfig]:
+    """The function that the table names."""
+    module, name = ARCHITECTURES[architecture].split(":")
+    return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]

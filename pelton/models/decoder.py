@@ -1,0 +1,109 @@
+"""A decoder of attention and feed-forward layers: what most families are, as ModelConfig says.
+
+A family is a subclass with its weight names; where its arithmetic is another, it says so in its own
+file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+
+from pelton.checkpoint.name_map import NameRules
+from pelton.config.model import ModelConfig
+from pelton.core.kv.spec import LayerKV
+from pelton.layers.attention import SelfAttention
+from pelton.layers.context import BuildContext, Communicator, StepContext, Widths
+from pelton.layers.embedding import Embedding, Head
+from pelton.layers.linear import vector
+from pelton.layers.mlp import GatedMLP
+from pelton.layers.parameter import Parameter
+
+
+class DecoderLayer:
+    def __init__(self, build: BuildContext, config: ModelConfig, index: int) -> None:
+        self.attention = SelfAttention(build, config, index)
+        self.mlp = GatedMLP(build, config)
+
+    def bind(self) -> None:
+        self.attention.bind()
+        self.mlp.bind()
+
+    def run(self, ctx: StepContext) -> None:
+        self.attention.run(ctx)
+        self.mlp.run(ctx)
+
+    def parameters(self, prefix: str) -> dict[str, Parameter]:
+        return {**self.attention.parameters(prefix), **self.mlp.parameters(prefix)}
+
+
+class Decoder:
+    names: ClassVar[Mapping[str, NameRules]]
+
+    def __init__(self, build: BuildContext, config: ModelConfig) -> None:
+        self.config = config
+        self.num_layers = config.num_layers
+        self.embedding = Embedding(build, config.vocab_size, config.hidden_size)
+        self.layers = [DecoderLayer(build, config, i) for i in range(config.num_layers)]
+        self.norm = vector(build, config.hidden_size)
+        tied = self.embedding.weight if config.tie_word_embeddings else None
+        self.output = Head(build, config.vocab_size, config.hidden_size, tied)
+        self.vocab_shard_size = len(self.output.weight.tensor)
+        # As the checkpoint's authors have it: rounded to the weights' type first.
+        multiplier = torch.tensor(config.embedding_multiplier, dtype=build.dtype)
+        self._embedding_multiplier = float(multiplier)
+
+    def parameters(self) -> dict[str, Parameter]:
+        named = {"embed.weight": self.embedding.weight, "norm.weight": self.norm}
+        for index, layer in enumerate(self.layers):
+            named.update(layer.parameters(f"layers.{index}"))
+        if not self.output.is_tied:
+            named["head.weight"] = self.output.weight
+        return named
+
+    def bind(self) -> None:
+        for layer in self.layers:
+            layer.bind()
+        self.output.bind()
+
+    def kv_layers(self, block_size: int) -> list[LayerKV]:
+        return [layer.attention.kv_spec(block_size) for layer in self.layers]
+
+    def widths(self) -> Widths:
+        layer = self.layers[0]
+        return Widths(
+            hidden=self.config.hidden_size,
+            qkv=layer.attention.qkv.out_features,
+            attention=layer.attention.num_heads * self.config.head_dim,
+            gate_up=layer.mlp.gate_up.out_features,
+            activation=layer.mlp.gate_up.out_features // 2,
+        )
+
+    def embed(self, ids: torch.Tensor, out: torch.Tensor, communicator: Communicator) -> None:
+        self.embedding.run(ids, out, communicator)
+        if self._embedding_multiplier != 1.0:
+            out.mul_(self._embedding_multiplier)
+
+    def run_layers(
+        self,
+        lo: int,
+        hi: int,
+        ctx: StepContext,
+        taps: Sequence[int] = (),
+        rows: Sequence[int] = (),
+    ) -> None:
+        assert not taps, "no drafter asks for hidden states yet"
+        assert not rows, "no layer shares another's keys and values"
+        for layer in self.layers[lo:hi]:
+            layer.run(ctx)
+
+    def head(self, hidden: torch.Tensor, out: torch.Tensor) -> None:
+        shape = (self.config.hidden_size,)
+        normed = F.rms_norm(hidden, shape, self.norm.tensor, self.config.rms_norm_eps)
+        self.output.run(normed, out)
+        softcap = self.config.final_softcap
+        if softcap is not None:
+            out.div_(softcap).tanh_().mul_(softcap)

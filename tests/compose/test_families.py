@@ -1,0 +1,123 @@
+"""The short invariance list for every family: company, chunks, prefix hits, preemption, devices.
+
+Compared with the plain engine (alone, reference attention, depth 1, no prefix cache).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.families import tiny_model
+from support.plain import KINDS, greedy, logprobs_of, plain_tokens, seeded
+from support.tiny import TinyEngine, prompts_of
+
+from pelton.models.table import MODELS
+
+HALF = (("rope_type", "default"), ("rope_theta", 500.0), ("partial_rotary_factor", 0.5))
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "MistralForCausalLM": ("Mistral", {"sliding_window": None}),
+    "Phi3ForCausalLM": ("Phi3", {"hidden_size": 64, "rope_parameters": HALF}),
+    "Qwen2ForCausalLM": ("Qwen2", {"hidden_size": 64}),
+    "Qwen3ForCausalLM": ("Qwen3", {}),
+}
+BACKENDS = {
+    "torch": {"attention_backend": "torch"},
+    "invariant": {"attention_backend": "invariant", "batch_invariant": True},
+}
+PROMPTS = prompts_of([1, 8, 21, 37], seed=11)
+
+on_both = pytest.mark.parametrize("backend", BACKENDS)
+of_every_family = pytest.mark.parametrize("family", FAMILIES)
+
+
+def test_every_family_is_here():
+    """Llama has the whole list, in test_invariance.py."""
+    assert {"LlamaForCausalLM", *FAMILIES} == set(MODELS)
+
+
+def folder_of(family: str) -> Any:
+    name, overrides = FAMILIES[family]
+    return tiny_model(name, **overrides)
+
+
+def engine_of(family: str, backend: str, **changes: Any) -> TinyEngine:
+    return TinyEngine(folder_of(family), **{**BACKENDS[backend], **changes})
+
+
+def check_all(family: str, engine: TinyEngine) -> None:
+    """All prompts, greedy and seeded, together."""
+    expected = {}
+    for index, prompt in enumerate(PROMPTS):
+        for make in KINDS.values():
+            name = engine.add(prompt, make(), seed=index)
+            expected[name] = plain_tokens(prompt, make(), seed=index, folder=folder_of(family))
+    outcomes = engine.run()
+    for name, tokens in expected.items():
+        assert outcomes[name].token_ids == tokens, name
+
+
+@on_both
+@of_every_family
+def test_company(family, backend):
+    check_all(family, engine_of(family, backend, max_num_seqs=8, num_blocks=300))
+
+
+@on_both
+@of_every_family
+def test_chunks(family, backend):
+    for chunk in (1, 3, 16):
+        check_all(family, engine_of(family, backend, long_prefill_token_threshold=chunk))
+
+
+@on_both
+@of_every_family
+def test_prefix_hits(family, backend):
+    engine = engine_of(family, backend, device="queued")
+    for hit in (11, 12, 13):
+        assert engine.loop.scheduler.reset_prefix_cache()
+        engine.add(PROMPTS[3][:hit], greedy(1))
+        engine.run()
+        name = engine.add(PROMPTS[3], seeded(), seed=4)
+        outcome = engine.run()[name]
+        assert outcome.request.num_cached_tokens == hit // 4 * 4
+        expected = plain_tokens(PROMPTS[3], seeded(), seed=4, folder=folder_of(family))
+        assert outcome.token_ids == expected
+
+
+@on_both
+@of_every_family
+def test_preemption(family, backend):
+    for k in (2, 6, 9):
+        engine = engine_of(family, backend, device="queued", long_prefill_token_threshold=7)
+        engine.add(PROMPTS[1], greedy(9))
+        name = engine.add(PROMPTS[2], seeded(), seed=5)
+        for _ in range(k):
+            engine.step()
+        assert engine.loop.scheduler.preempt(name)
+        expected = plain_tokens(PROMPTS[2], seeded(), seed=5, folder=folder_of(family))
+        assert engine.run()[name].token_ids == expected, k
+
+
+@on_both
+@of_every_family
+def test_fake_device(family, backend):
+    check_all(family, engine_of(family, backend, device="fake", max_steps_in_flight=3))
+
+
+@of_every_family
+def test_batch_invariant_is_bitwise(family):
+    """Log-probabilities as exact floats: alone, and in chunks among others."""
+
+    def exact(others: int, **changes: Any) -> list[tuple[Any, ...]]:
+        engine = engine_of(family, "invariant", max_num_seqs=8, num_blocks=300, **changes)
+        for index, prompt in enumerate(prompts_of(range(3, 3 + others), seed=8)):
+            engine.add(prompt, seeded(20), seed=index)
+        name = engine.add(PROMPTS[3], greedy(logprobs=3), seed=4)
+        engine.run()
+        return logprobs_of(engine, name)
+
+    alone = exact(0)
+    assert len(alone) == 12
+    assert exact(7) == alone
+    assert exact(5, long_prefill_token_threshold=3) == alone
