@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from dataclasses import dataclass
@@ -9,13 +10,17 @@ from pathlib import Path
 from typing import Literal
 
 from pelton.checkpoint.embedded import embedded_model
-from pelton.checkpoint.hub import download
+from pelton.checkpoint.gguf_files import choose_gguf, gguf_models
+from pelton.checkpoint.gguf_header import PART_NAME, gguf_parts
+from pelton.checkpoint.hub import download, download_files, list_files
 from pelton.config.names import known_names
 from pelton.errors import CheckpointError, ConfigError, UnsupportedError
 
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_HUB_ID = re.compile(
+    r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::(?P<quant>[A-Za-z0-9][\w.-]*))?"
+)
 _PICKLES = ("*.bin", "*.pt", "*.pth")
 _INDEX = "model.safetensors.index.json"
 
@@ -41,7 +46,8 @@ class Checkpoint:
 
 
 def is_hub_id(model: str) -> bool:
-    """Whether `model` is to be looked for on the hub: "org/name", and not something local."""
+    """Whether `model` is to be looked for on the hub: "org/name" or "org/name:QUANT", and not
+    something local."""
     return (
         _HUB_ID.fullmatch(model) is not None
         and not model.endswith(".gguf")
@@ -56,7 +62,8 @@ def resolve_checkpoint(
     token: str | None = None,
     load_format: str = "auto",
 ) -> Checkpoint:
-    """Find the files of `model`: None (the embedded model), a folder, a .gguf file or a hub id.
+    """Find the files of `model`: None (the embedded model), a folder, a .gguf file (any part of a
+    split one) or a hub id, "org/name", or "org/name:Q4_K_M" for the GGUF files of a quantisation.
 
     revision and token are for hub ids. Raises ConfigError when there is no such model,
     CheckpointError when files are missing from it, UnsupportedError for pickled weights.
@@ -66,8 +73,7 @@ def resolve_checkpoint(
             f"load_format={load_format!r} is not known." + known_names(load_format, LOAD_FORMATS)
         )
     if model is not None and is_hub_id(model):
-        folder = download(model, revision=revision, token=token, weights=load_format != "dummy")
-        return _from_folder(folder, model, load_format)
+        return _from_hub(model, revision, token, load_format)
     if revision is not None:
         raise ConfigError(
             f"revision={revision!r} is for hub ids, but the model is "
@@ -92,6 +98,36 @@ def resolve_checkpoint(
     )
 
 
+def _from_hub(model: str, revision: str | None, token: str | None, load_format: str) -> Checkpoint:
+    match = _HUB_ID.fullmatch(model)
+    assert match is not None
+    repo, quant = match["repo"], match["quant"]
+    if quant is not None and load_format == "safetensors":
+        raise ConfigError(
+            f"load_format='safetensors' but the model {model!r} names a GGUF quantisation; use "
+            "'auto' or 'gguf'."
+        )
+    names: list[str] | None = None
+    if quant is None and load_format != "gguf":
+        folder = download(repo, revision=revision, token=token, weights=load_format != "dummy")
+        if not _is_complete(folder, load_format):
+            names = list_files(repo, revision=revision, token=token)
+        if names is None or not gguf_models(names):
+            return _from_folder(folder, repo, load_format)
+    if names is None:
+        names = list_files(repo, revision=revision, token=token)
+    chosen = choose_gguf(repo, names, quant)
+    folder = download_files(repo, chosen, revision=revision, token=token)
+    return dataclasses.replace(_from_gguf(folder / chosen[0], load_format), name=model)
+
+
+def _is_complete(folder: Path, load_format: str) -> bool:
+    """Whether a download without GGUF files is all that there is to look for."""
+    if load_format == "safetensors" or any(folder.glob("*.safetensors")):
+        return True
+    return load_format == "dummy" and (folder / "config.json").is_file()
+
+
 def _pickled(what: str) -> UnsupportedError:
     return UnsupportedError(
         f"Model {what!r} has only pickled weights (.bin, .pt), which can run code when they are "
@@ -105,12 +141,13 @@ def _from_gguf(path: Path, load_format: str) -> Checkpoint:
             f"load_format='safetensors' but the model is the GGUF file {path}; use 'auto' or "
             "'gguf'."
         )
+    part = PART_NAME.fullmatch(path.name)
     return Checkpoint(
-        name=path.name.removesuffix(".gguf"),
+        name=path.stem if part is None else part["stem"],
         format="gguf",
         load_format="dummy" if load_format == "dummy" else "gguf",
         folder=path.parent,
-        files=(path,),
+        files=gguf_parts(path),
         config_path=None,
     )
 
@@ -133,13 +170,13 @@ def _from_folder(folder: Path, name: str, load_format: str) -> Checkpoint:
 
 
 def _only_gguf(folder: Path, name: str, load_format: str) -> Path:
-    found = sorted(folder.glob("*.gguf"))
-    if len(found) == 1:
-        return found[0]
-    if found:
+    models = gguf_models(path.name for path in folder.glob("*.gguf"))
+    if len(models) == 1:
+        return folder / next(iter(models.values()))[0]
+    if models:
         raise ConfigError(
-            f"Model {name!r}: {folder} has {len(found)} GGUF files; give the path of one: "
-            f"{', '.join(path.name for path in found)}."
+            f"Model {name!r}: {folder} has {len(models)} GGUF models; give the path of one: "
+            f"{', '.join(files[0] for files in models.values())}."
         )
     if load_format != "gguf" and any(any(folder.glob(pattern)) for pattern in _PICKLES):
         raise _pickled(name)

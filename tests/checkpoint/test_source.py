@@ -86,7 +86,7 @@ def test_gguf_file_and_folder(tmp_path):
         assert checkpoint.files == (one,)
         assert checkpoint.format == "gguf"
     (tmp_path / "n.gguf").write_bytes(b"")
-    with pytest.raises(ConfigError, match=r"2 GGUF files.*m.gguf, n.gguf"):
+    with pytest.raises(ConfigError, match=r"2 GGUF models.*m.gguf, n.gguf"):
         resolve_checkpoint(str(tmp_path))
 
 
@@ -195,6 +195,102 @@ def test_hub_download_asks_for_what_is_needed(monkeypatch, folder, load_format):
     assert (asked["repo"], asked["revision"], asked["token"]) == ("org/name", "r", "t")
     assert ("*.safetensors" in asked["allow_patterns"]) == (load_format == "auto")
     assert not any("bin" in pattern for pattern in asked["allow_patterns"])
+
+
+@pytest.fixture
+def gguf_repo(monkeypatch, tmp_path):
+    """A hub repository with GGUF files only; returns what was asked of the hub."""
+    names = [
+        "README.md",
+        "config.json",
+        "Model-Q8_0.gguf",
+        "model.q4_k_m.gguf",
+        "mmproj-F16.gguf",
+        "BF16/Model-BF16-00001-of-00002.gguf",
+        "BF16/Model-BF16-00002-of-00002.gguf",
+    ]
+    asked = []
+
+    def snapshot(repo, *, allow_patterns=None, local_files_only=False, **kwargs):
+        asked.append((repo, allow_patterns, kwargs.get("revision")))
+        for name in names:
+            wanted = name == "config.json" if local_files_only else name in allow_patterns
+            if wanted:
+                (tmp_path / name).parent.mkdir(exist_ok=True)
+                (tmp_path / name).write_text("{}")
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
+    monkeypatch.setattr("huggingface_hub.list_repo_files", lambda repo, **kwargs: list(names))
+    return names, asked
+
+
+@pytest.mark.parametrize(
+    ("quant", "files"),
+    [
+        ("Q8_0", ["Model-Q8_0.gguf"]),
+        ("q8_0", ["Model-Q8_0.gguf"]),
+        ("Q4_K_M", ["model.q4_k_m.gguf"]),
+        ("BF16", [f"BF16/Model-BF16-0000{i}-of-00002.gguf" for i in (1, 2)]),
+    ],
+)
+def test_a_quantisation_of_a_hub_repository(gguf_repo, tmp_path, quant, files):
+    _, asked = gguf_repo
+    checkpoint = resolve_checkpoint(f"org/name:{quant}", revision="r")
+    assert checkpoint.files == tuple(tmp_path / name for name in files)
+    assert checkpoint.name == f"org/name:{quant}"
+    assert checkpoint.format == checkpoint.load_format == "gguf"
+    assert asked == [("org/name", files, "r")]
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        ("org/name:Q5_K_M", r"no quantisation 'Q5_K_M'. There are: BF16, Q4_K_M, Q8_0\."),
+        (
+            "org/name",
+            r"has 3 GGUF models; name one as org/name:BF16. There are: BF16, Q4_K_M, Q8_0",
+        ),
+    ],
+)
+def test_a_repository_with_several_quantisations_lists_them(gguf_repo, model, says):
+    with pytest.raises(ConfigError, match=says):
+        resolve_checkpoint(model)
+
+
+def test_a_repository_with_one_gguf_model_needs_no_name(gguf_repo, tmp_path):
+    names, _ = gguf_repo
+    del names[3:]
+    assert resolve_checkpoint("org/name").files == (tmp_path / "Model-Q8_0.gguf",)
+    names.append("other/MODEL-Q8_0.gguf")
+    with pytest.raises(ConfigError, match=r"2 GGUF models of quantisation 'Q8_0': Model-Q8_0, oth"):
+        resolve_checkpoint("org/name:Q8_0")
+    with pytest.raises(ConfigError, match="names a GGUF quantisation"):
+        resolve_checkpoint("org/name:Q8_0", load_format="safetensors")
+
+
+def test_a_quantisation_without_a_connection_comes_from_the_cache(gguf_repo, monkeypatch, tmp_path):
+    def fail(*args, **kwargs):
+        raise errors.OfflineModeIsEnabled("offline")
+
+    monkeypatch.setattr("huggingface_hub.list_repo_files", fail)
+    (tmp_path / "Model-Q8_0.gguf").write_text("{}")
+    assert resolve_checkpoint("org/name:Q8_0").files == (tmp_path / "Model-Q8_0.gguf",)
+    with pytest.raises(ConfigError, match="There are: Q8_0"):
+        resolve_checkpoint("org/name:Q4_K_M")
+
+
+def test_the_parts_of_one_model_are_no_choice(tmp_path):
+    parts = [tmp_path / f"m-0000{number}-of-00002.gguf" for number in (1, 2)]
+    for part in parts:
+        part.write_bytes(b"")
+    for model in (tmp_path, *parts):
+        checkpoint = resolve_checkpoint(str(model))
+        assert checkpoint.files == tuple(parts)
+    assert resolve_checkpoint(str(parts[1])).name == "m"
+    parts[0].unlink()
+    with pytest.raises(CheckpointError, match=r"1 are missing.*m-00001-of-00002.gguf"):
+        resolve_checkpoint(str(parts[1]))
 
 
 def test_without_huggingface_hub(monkeypatch):
