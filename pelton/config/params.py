@@ -10,7 +10,6 @@ from pelton.errors import RequestError
 
 # Known names of other engines that this version does not do: (neutral value, what to say).
 _NOT_YET: dict[str, Any] = {
-    "n": 1,
     "best_of": None,
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
@@ -47,10 +46,16 @@ def _integer(field_name: str, value: Any, low: int, high: int = 2**63 - 1) -> No
         )
 
 
+MAX_N = 16_384
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How one request is sampled and when it ends.
 
+    n: answers to one prompt, at most MAX_N; more than one need a temperature. Answer i is that of a
+        request with seed + i, or has noise of its own without a seed. The prompt is computed once
+        if prefix caching is on, but for its last, partial block; else once per answer.
     temperature: 0 = greedy; below 0.01 it is treated as 0.01, so that logits / T stays finite.
     top_k: 0 or -1 = off. top_p in (0, 1], min_p in [0, 1].
     seed: fixes the request's noise; without it the engine draws one.
@@ -97,7 +102,14 @@ class SamplingParams:
                     f"leave {name} at {neutral!r}.",
                     field=name,
                 )
+        _integer("n", self.n, 1, MAX_N)
         _number("temperature", self.temperature, 0.0, 2.0)
+        if self.n > 1 and self.is_greedy:
+            raise RequestError(
+                f"n must be 1 with temperature=0, since all answers would be the same; got "
+                f"{self.n}. Set a temperature above 0.",
+                field="n",
+            )
         if 0.0 < self.temperature < 0.01:
             object.__setattr__(self, "temperature", 0.01)
         _number("top_p", self.top_p, 0.0, 1.0, open_low=True)

@@ -131,7 +131,8 @@ class Request:
         self.num_preemptions = 0
         self.max_total_len = 0
 
-        self.arrival = 0
+        self.arrival = -1
+        """Its number in the order of arrivals; -1: `Scheduler.add` gives it the next one."""
         self.key: tuple[tuple[int, ...], int] = ((), 0)
         """Place in the policy's order, lower first; unique, and kept over preemptions."""
         self.status = RequestStatus.WAITING

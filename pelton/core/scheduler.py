@@ -151,14 +151,19 @@ class Scheduler:
         self._num_errors = 0
 
     def add(self, request: Request) -> None:
-        """Queue a request. Raises RequestError, with nothing changed, if it can never run."""
+        """Queue a request. Raises RequestError, with nothing changed, if it can never run.
+
+        The numbers behind its arrival are kept for its siblings (params.n > 1), so that they stand
+        where it stood, however many have come since.
+        """
         self._validate(request)
         max_tokens = request.params.max_tokens
         request.max_total_len = self._max_len
         if max_tokens is not None:
             request.max_total_len = min(self._max_len, request.prompt_len + max_tokens)
-        request.arrival = self._num_arrivals
-        self._num_arrivals += 1
+        if request.arrival < 0:
+            request.arrival = self._num_arrivals
+            self._num_arrivals += request.params.n
         request.key = (self._policy_key(request), request.arrival)
         self._requests[request.request_id] = request
         insert(self._waiting, request)

@@ -1,4 +1,4 @@
-"""From what a step yielded to what a user sees, one request at a time."""
+"""From what a step yielded to what a user sees, one answer at a time."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from pelton.tokens.tokenizer import Tokenizer
 
 
 class Answer:
-    """Collects one request's tokens, text and log-probabilities.
+    """Collects one answer's tokens, text and log-probabilities.
 
-    output: always up to date; a stream may read it after each `take`.
+    completion: always up to date. error: why it failed.
     """
 
-    def __init__(self, request: Request, prompt: str | None, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, request: Request, tokenizer: Tokenizer | None, index: int = 0) -> None:
         params = request.params
         self.request = request
+        self.error: Exception | None = None
         self._tokenizer = tokenizer
         self._text: OutputText | None = None
         if params.detokenize and tokenizer is not None:
@@ -33,24 +34,22 @@ class Answer:
                 skip_special_tokens=params.skip_special_tokens,
             )
         asks_logprobs = params.logprobs is not None
-        self._completion = CompletionOutput(
-            index=0,
+        self.completion = CompletionOutput(
+            index=index,
             text="",
             token_ids=[],
             cumulative_logprob=0.0 if asks_logprobs else None,
             logprobs=[] if asks_logprobs else None,
         )
-        self.output = RequestOutput(
-            request_id=request.request_id,
-            prompt=prompt,
-            prompt_token_ids=request.known_token_ids.tolist(),
-            outputs=[self._completion],
-        )
+
+    @property
+    def is_finished(self) -> bool:
+        return self.completion.finish_reason is not None
 
     def take(self, update: RequestUpdate, rows: LogprobRows | None) -> bool:
         """Add what a step yielded. Returns whether a stop string ended the answer although the
         engine goes on: the caller then aborts the request."""
-        completion = self._completion
+        completion = self.completion
         ids = update.new_token_ids
         reason = update.finish_reason
         num_used, matched = len(ids), None
@@ -66,25 +65,23 @@ class Answer:
         if completion.logprobs is not None and rows is not None and num_used:
             self._take_logprobs(rows, update, num_used)
         if matched is not None:
-            self._finish("stop", matched)
+            self.finish("stop", matched)
         elif reason is not None:
-            self._finish(reason, self.request.stop_reason)
-            self.output.error = self.request.error
+            self.finish(reason, self.request.stop_reason)
+            self.error = self.request.error
         return matched is not None and reason is None
 
     def fail(self, error: Exception) -> None:
         """End with "error"."""
-        self.output.error = error
-        self._finish("error", None)
+        self.error = error
+        self.finish("error")
 
-    def _finish(self, reason: str, stop_reason: int | str | None) -> None:
-        self._completion.finish_reason = reason
-        self._completion.stop_reason = stop_reason
-        self.output.num_cached_tokens = self.request.num_cached_tokens
-        self.output.finished = True
+    def finish(self, reason: str, stop_reason: int | str | None = None) -> None:
+        self.completion.finish_reason = reason
+        self.completion.stop_reason = stop_reason
 
     def _take_logprobs(self, rows: LogprobRows, update: RequestUpdate, count: int) -> None:
-        completion = self._completion
+        completion = self.completion
         assert completion.logprobs is not None
         assert completion.cumulative_logprob is not None
         wanted = self.request.params.logprobs or 0

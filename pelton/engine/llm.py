@@ -17,9 +17,10 @@ from pelton.checkpoint.source import Checkpoint, resolve_checkpoint
 from pelton.config.engine import EngineArgs, EngineConfig
 from pelton.config.names import known_names
 from pelton.config.params import SamplingParams
-from pelton.engine.answers import Answer, as_request_failure, failed_output
+from pelton.engine.answers import as_request_failure, failed_output
 from pelton.engine.interrupts import InterruptsBetweenSteps
 from pelton.engine.loop import EngineLoop
+from pelton.engine.open_requests import OpenRequests
 from pelton.engine.outputs import RequestOutput
 from pelton.engine.prompts import Prompt, PromptReader
 from pelton.errors import ConfigError, PeltonError, RequestError
@@ -60,6 +61,7 @@ class LLM:
         self.start_times.update(worker.phases)
         self._worker = worker
         self._loop = EngineLoop(self.config, worker)
+        self._open = OpenRequests(self._loop.add, self._loop.abort, self._tokenizer)
         self._reader = PromptReader(self.config, self._tokenizer)
         self._ids = itertools.count()
         _log_start(self.config, self.start_times)
@@ -104,7 +106,7 @@ class LLM:
                 field="priority",
             )
         outputs: list[RequestOutput | None] = [None] * len(many)
-        answers: dict[str, tuple[int, Answer]] = {}
+        places: dict[str, int] = {}
         with InterruptsBetweenSteps() as interrupts:
             try:
                 for index, (prompt, one) in enumerate(zip(many, params)):
@@ -115,8 +117,7 @@ class LLM:
                         request, text = self._reader.read(
                             request_id, prompt, one, priority=priority[index] if priority else 0
                         )
-                        answer = Answer(request, text, self._tokenizer)
-                        self._loop.add(request)
+                        self._open.open(request, text)
                     except Exception as error:
                         if is_single:
                             raise
@@ -124,12 +125,11 @@ class LLM:
                             error = as_request_failure(request_id, error)
                         outputs[index] = failed_output(request_id, text, error)
                         continue
-                    answers[request_id] = index, answer
-                self._run(answers, outputs, use_tqdm, interrupts)
+                    places[request_id] = index
+                self._run(places, outputs, use_tqdm, interrupts)
             finally:
                 # Ctrl-C, or the device is gone: what is left must not run in the next call.
-                for request_id in answers:
-                    self._loop.abort(request_id)
+                self._open.abort_all()
         assert all(output is not None for output in outputs)
         return outputs  # type: ignore[return-value]
 
@@ -190,14 +190,14 @@ class LLM:
 
     def _run(
         self,
-        answers: dict[str, tuple[int, Answer]],
+        places: dict[str, int],
         outputs: list[RequestOutput | None],
         use_tqdm: bool,
         interrupts: InterruptsBetweenSteps,
     ) -> None:
         bar = tqdm(
             total=len(outputs),
-            initial=len(outputs) - len(answers),
+            initial=len(outputs) - len(places),
             disable=not use_tqdm,
             desc="Prompts",
             unit="prompt",
@@ -205,24 +205,15 @@ class LLM:
         )
         num_tokens, started = 0, time.perf_counter()
         try:
-            while answers:
+            while self._open:
                 interrupts.check()
                 for update, rows in self._loop.step():
-                    request_id = update.request.request_id
-                    if request_id not in answers:
+                    output = self._open.take(update, rows)
+                    if output is None:
                         continue
-                    index, answer = answers[request_id]
-                    try:
-                        stopped = answer.take(update, rows)
-                    except Exception as error:
-                        answer.fail(as_request_failure(request_id, error))
-                        stopped = True
-                    if stopped:
-                        self._loop.abort(request_id)
                     num_tokens += len(update.new_token_ids)
-                    if answer.output.finished:
-                        outputs[index] = answer.output
-                        del answers[request_id]
+                    if output.finished:
+                        outputs[places[output.request_id]] = output
                         bar.update()
                         rate = num_tokens / (time.perf_counter() - started)
                         bar.set_postfix_str(f"{rate:.1f} output tokens/s", refresh=False)

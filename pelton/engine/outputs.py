@@ -29,8 +29,9 @@ class CompletionOutput:
 class RequestOutput:
     """One request.
 
-    num_cached_tokens: prompt tokens that the prefix cache provided.
-    error: why the request failed (finish_reason "error"), else None.
+    outputs: its n answers, by index. finished: whether all of them have ended.
+    num_cached_tokens: prompt tokens that the prefix cache provided, for the first answer.
+    error: why the first answer that failed (finish_reason "error") did, else None.
     """
 
     request_id: str

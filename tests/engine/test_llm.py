@@ -435,7 +435,7 @@ def only_for(original: Any, is_victim: Any, error: type[BaseException] = Fault) 
 
 def inject(llm: LLM, stage: str, monkeypatch: Any) -> None:
     """Make one stage fail for the request of TEXTS[1]."""
-    import pelton.engine.llm as module
+    import pelton.engine.open_requests as module
     from pelton.tokens.detokenizer import OutputText
 
     victim = ids(TEXTS[1])
@@ -449,7 +449,7 @@ def inject(llm: LLM, stage: str, monkeypatch: Any) -> None:
             tokenizer, "encode", only_for(tokenizer.encode, lambda text: text == TEXTS[1])
         )
     elif stage == "add":
-        llm._loop.add = only_for(llm._loop.add, is_request)  # type: ignore[method-assign]
+        llm._open._add = only_for(llm._open._add, is_request)  # type: ignore[method-assign]
     elif stage == "answer":
         monkeypatch.setattr(
             module, "Answer", only_for(module.Answer, lambda request, *rest: is_request(request))
@@ -534,11 +534,11 @@ def test_a_fault_of_a_whole_step(where, llm):
 
 
 def places(llm: LLM) -> dict[str, tuple[Any, str]]:
-    import pelton.engine.llm as module
+    import pelton.engine.open_requests as module
 
     return {
         "encode": (llm.get_tokenizer(), "encode"),
-        "add": (llm._loop, "add"),
+        "add": (llm._open, "_add"),
         "schedule": (llm._loop.scheduler, "schedule"),
         "start": (llm._worker._assembled.runner, "start"),
         "finish": (llm._worker._assembled.runner, "finish"),
@@ -548,6 +548,7 @@ def places(llm: LLM) -> dict[str, tuple[Any, str]]:
 
 
 def check_usable_again(llm: LLM) -> None:
+    assert len(llm._open) == 0
     assert not llm._loop.scheduler.has_unfinished()
     for _ in range(2):
         check_answers(llm)
