@@ -13,13 +13,18 @@ from pelton.core.plan import BlockAppend, NewRow
 
 
 class BlockTables:
-    """[R, W] per group. Entries past a row's blocks may be a former owner's; build_inputs leaves
-    them out. The reserved row's are the null block, 0."""
+    """[R, W] per group. Entries past a row's blocks may be a former owner's, and those left of a
+    window may be somebody else's by now; build_inputs leaves both out. The reserved row's are the
+    null block, 0.
+
+    windows: per group the tokens that a token sees, or None for all.
+    """
 
     def __init__(
         self, staging: Staging, groups: Sequence[KVGroup], *, max_num_seqs: int, max_model_len: int
     ) -> None:
         self.block_sizes = tuple(group.block_size for group in groups)
+        self.windows = tuple(group.window for group in groups)
         self._tables = tuple(
             staging.tensor(
                 f"block_table_{group.index}",

@@ -83,5 +83,6 @@ class BatchBuilder:
         )
 
     def launch(self, batch: InputBatch) -> None:
-        rows = self._rows.tensors(self._tables.tensors, self._tables.block_sizes)
+        tables = self._tables
+        rows = self._rows.tensors(tables.tensors, tables.block_sizes, tables.windows)
         self._device.launch(build_inputs, rows, batch.step, batch.inputs)

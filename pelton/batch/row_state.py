@@ -50,6 +50,11 @@ class RowState:
         self._tokens.stage(slot, 0, row.token_ids)
 
     def tensors(
-        self, block_tables: tuple[torch.Tensor, ...], block_sizes: tuple[int, ...]
+        self,
+        block_tables: tuple[torch.Tensor, ...],
+        block_sizes: tuple[int, ...],
+        windows: tuple[int | None, ...],
     ) -> RowTensors:
-        return RowTensors(self._fields.tensor, self._tokens.tensor, block_tables, block_sizes)
+        return RowTensors(
+            self._fields.tensor, self._tokens.tensor, block_tables, block_sizes, windows
+        )

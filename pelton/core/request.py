@@ -67,12 +67,13 @@ class Request:
         "finish_reason",
         "key",
         "max_total_len",
-        "next_cache_length",
+        "next_settle_length",
         "num_cached_blocks",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_confirmed_tokens",
         "num_in_flight_min",
+        "num_passed_blocks",
         "num_placeholders",
         "num_preemptions",
         "num_tokens",
@@ -147,8 +148,10 @@ class Request:
         """Per KV group the hashes of full blocks of known tokens."""
         self.num_cached_blocks: list[int] = []
         """Per KV group how many blocks, from the first, are in the prefix cache."""
+        self.num_passed_blocks: list[int] = []
+        """Per KV group how many blocks, from the first, its window has passed: given back."""
         self.block_capacity = 0
-        self.next_cache_length = 0
+        self.next_settle_length = 0
 
     @property
     def num_output_tokens(self) -> int:

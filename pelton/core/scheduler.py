@@ -65,7 +65,9 @@ class SchedulerStats:
 
     num_running: requests with blocks, the draining ones included. kv_usage: share of the usable
     blocks that requests hold. num_cache_queries / num_cache_hits: tokens looked up on admission,
-    and of these, tokens found. num_scheduled_tokens includes drafts and recomputed tokens.
+    and of these, tokens found; num_group_hits: tokens that each KV group alone would have found
+    (where one is far below the rest, it is why the others' hits are not used).
+    num_scheduled_tokens includes drafts and recomputed tokens.
     """
 
     num_running: int
@@ -76,6 +78,7 @@ class SchedulerStats:
     num_generated_tokens: int
     num_cache_queries: int
     num_cache_hits: int
+    num_group_hits: tuple[int, ...]
     num_preemptions: int
     num_errors: int
 
@@ -185,11 +188,11 @@ class Scheduler:
                 f"have {self._max_model_len - 1}. Shorten it or raise max_model_len.",
                 field="prompt_token_ids",
             )
-        needed = self._kv.num_blocks_for(length + 1)
+        needed = self._kv.num_blocks_for(length)  # one output token more needs no KV
         if needed > self._kv.num_usable:
             raise RequestError(
-                f"The prompt's {length} tokens and one output need {needed} KV blocks; the cache "
-                f"has {self._kv.num_usable} usable ones. Shorten it or enlarge the KV cache.",
+                f"The prompt's {length} tokens need {needed} KV blocks; the cache has "
+                f"{self._kv.num_usable} usable ones. Shorten it or enlarge the KV cache.",
                 field="prompt_token_ids",
             )
         for field, ids in (
@@ -251,6 +254,7 @@ class Scheduler:
             num_generated_tokens=self._num_generated_tokens,
             num_cache_queries=self._num_cache_queries,
             num_cache_hits=self._num_cache_hits,
+            num_group_hits=tuple(self._kv.group_hits),
             num_preemptions=self._num_preemptions,
             num_errors=self._num_errors,
         )
@@ -416,8 +420,8 @@ class Scheduler:
                 continue
             request.num_confirmed_tokens += count
             if not samples:
-                if request.num_confirmed_tokens >= request.next_cache_length:
-                    self._kv.cache_blocks(request, request.num_confirmed_tokens)
+                if request.num_confirmed_tokens >= request.next_settle_length:
+                    self._kv.settle(request, request.num_confirmed_tokens)
                 continue
             num_rejected = 1 + num_drafts - num_sampled
             request.num_placeholders -= 1 + num_drafts
@@ -452,8 +456,8 @@ class Scheduler:
         self._num_generated_tokens += num_new
         # Tokens cut off behind a stop have KV, but are not known tokens of this request.
         confirmed = min(request.num_confirmed_tokens, request.num_tokens)
-        if confirmed >= request.next_cache_length:
-            self._kv.cache_blocks(request, confirmed)
+        if confirmed >= request.next_settle_length:
+            self._kv.settle(request, confirmed)
         if stop is not None:
             request.stop_reason = stop.token
             self._finish(request, stop.reason)

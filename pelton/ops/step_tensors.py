@@ -23,12 +23,14 @@ PAD_SLOT = -1
 @dataclass(frozen=True, slots=True)
 class RowTensors:
     """fields: [R, NEXT_TOKENS + 1 + K] int32; tokens: [R, L] int32, every known token;
-    block_tables: G x [R, W] int32; block_sizes: G ints."""
+    block_tables: G x [R, W] int32; block_sizes: G ints; windows: G ints, how many tokens a token
+    sees, itself included, or None for all."""
 
     fields: torch.Tensor
     tokens: torch.Tensor
     block_tables: tuple[torch.Tensor, ...]
     block_sizes: tuple[int, ...]
+    windows: tuple[int | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,8 @@ class InputTensors:
     input_ids: [T] int32. positions: [P, T] int64 (P = 1 but for models with several position axes).
     seq_lens: [B] int32, tokens whose KV exists after this step; 0 for padding.
     is_padding: [T] bool.
-    block_tables: G x [B, W'] int32, 0 (the null block) for padding and past a row's last token.
+    block_tables: G x [B, W'] int32, 0 (the null block) for padding, past a row's last token, and
+        left of what the window of a row's first query token shows.
     slot_mappings: G x [T] int64, PAD_SLOT for padding.
     logits_indices: [N] int64, token of each verification row. logits_slots: [N] int64, its row of
         state. logits_positions: [N] int32, its token's position.

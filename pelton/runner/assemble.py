@@ -116,7 +116,7 @@ def assemble(
         participants.append(zeroing)
     staging.allocate()
 
-    row_tensors = rows.tensors(tables.tensors, tables.block_sizes)
+    row_tensors = rows.tensors(tables.tensors, tables.block_sizes, tables.windows)
 
     kv = allocate_kv(device, backend, layers, config.cache.num_blocks)
     zeroing.pools = kv

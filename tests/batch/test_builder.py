@@ -161,14 +161,16 @@ class Random:
 @pytest.mark.parametrize("num_drafts", [0, 1, 3])
 def test_random_steps_equal_plain_python(num_drafts, device):
     """Cases 1 and 7. Chunks, prefix hits, resumed rows, right, wrong and placeholder drafts, padded
-    rows and tokens, rows that change hands, two KV groups."""
-    sizes, length, num_slots = (4, 8), 40, 6
+    rows and tokens, rows that change hands, four KV groups, two of them with windows: no block that
+    no query token of a row can see is in the batch."""
+    sizes, windows, length, num_slots = (4, 8, 4, 2), (None, None, 6, 1), 40, 6
     rig = BatchRig(
         DEVICES[device](),
         max_num_seqs=num_slots,
         max_model_len=length,
         max_tokens=200,
         block_sizes=sizes,
+        windows=windows,
         num_drafts=num_drafts,
         num_position_axes=2,
     )
@@ -191,6 +193,7 @@ def test_random_steps_equal_plain_python(num_drafts, device):
                 num_rows=batch.descriptor.num_rows,
                 num_tokens=batch.descriptor.num_tokens,
                 reserved_slot=rig.rows.reserved_slot,
+                windows=windows,
             ),
         )
         assert_rows(rig, random.model)

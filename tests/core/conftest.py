@@ -30,14 +30,25 @@ def _draw(total: int, seed: int) -> int:
     return ((total * 6_364_136_223_846_793_005 + seed * 1_442_695_040_888_963_407) >> 33) % VOCAB
 
 
-def reference(request: Request, max_model_len: int) -> tuple[list[int], str]:
+Windows = tuple[int | None, ...]
+
+
+def _mix(totals: list[int]) -> int:
+    """One number of what each group's layers see."""
+    return sum((2 * group + 1) * total for group, total in enumerate(totals))
+
+
+def reference(
+    request: Request, max_model_len: int, windows: Windows = (None,)
+) -> tuple[list[int], str]:
     """Tokens and finish reason of a request that is alone."""
     tokens = request.known_token_ids[: request.prompt_len].tolist()
-    total = sum(_code(token, i) for i, token in enumerate(tokens))
+    codes = [_code(token, i) for i, token in enumerate(tokens)]
     params, out = request.params, []
     while True:
-        token = _draw(total, request.seed)
-        total += _code(token, len(tokens) + len(out))
+        totals = [sum(codes if window is None else codes[-window:]) for window in windows]
+        token = _draw(_mix(totals), request.seed)
+        codes.append(_code(token, len(codes)))
         out.append(token)
         if len(out) >= params.min_tokens:
             if not params.ignore_eos and token in request.eos_token_ids:
@@ -64,6 +75,7 @@ class ToyDevice:
     """Runs a plan at once; its engine delivers the result later."""
 
     block_sizes: tuple[int, ...]
+    windows: Windows
     num_blocks: int
     num_drafts: int
     max_model_len: int
@@ -82,8 +94,10 @@ class ToyDevice:
             assert new.ref.slot not in self.rows
             assert new.prompt_len <= new.prefill_len
             assert 0 <= new.num_computed_tokens < new.prefill_len
-            for size, ids in zip(self.block_sizes, new.block_ids):
+            for size, window, ids in zip(self.block_sizes, self.windows, new.block_ids):
                 assert len(ids) == -(-new.prefill_len // size)
+                first = new.num_computed_tokens + 1 - (window or new.num_computed_tokens + 1)
+                assert (ids[max(first, 0) // size :] != 0).all(), "a visible block is missing"
             self.rows[new.ref.slot] = _Row(
                 new.ref,
                 new.request_id,
@@ -160,11 +174,13 @@ class ToyDevice:
             kv[block, position % size] = _code(token, position)
 
     def _sample(self, row: _Row, position: int) -> int:
-        totals = {
-            int(kv[table].reshape(-1)[: position + 1].sum())
-            for kv, table in zip(self.kv, row.tables)
-        }
-        return _draw(totals.pop() if len(totals) == 1 else -1, row.seed)
+        totals = []
+        for kv, size, window, table in zip(self.kv, self.block_sizes, self.windows, row.tables):
+            first = 0 if window is None else max(position - window + 1, 0)
+            seen = range(first, position + 1)
+            assert all(table[p // size] for p in seen), "the null block is seen"
+            totals.append(sum(int(kv[table[p // size], p % size]) for p in seen))
+        return _draw(_mix(totals), row.seed)
 
 
 class ToyEngine:
@@ -175,6 +191,7 @@ class ToyEngine:
         *,
         num_blocks: int = 16,
         block_sizes: tuple[int, ...] = (4,),
+        windows: Windows | None = None,
         rows: int = 4,
         budget: int = 64,
         policy: str = "fcfs",
@@ -187,8 +204,16 @@ class ToyEngine:
     ) -> None:
         self.rows, self.budget, self.depth = rows, budget, depth
         self.num_drafts, self.max_model_len = num_drafts, max_model_len
+        self.windows = windows or (None,) * len(block_sizes)
         groups = [
-            KVGroup(index=i, layers=(i,), block_size=size) for i, size in enumerate(block_sizes)
+            KVGroup(
+                index=i,
+                layers=(i,),
+                block_size=size,
+                kind="full" if window is None else "window",
+                window=window,
+            )
+            for i, (size, window) in enumerate(zip(block_sizes, self.windows, strict=True))
         ]
         self.scheduler = Scheduler(
             SchedulerConfig(
@@ -210,7 +235,7 @@ class ToyEngine:
             num_speculative_tokens=num_drafts,
         )
         self.device = ToyDevice(
-            block_sizes, num_blocks, num_drafts, max_model_len, random.Random(seed)
+            block_sizes, self.windows, num_blocks, num_drafts, max_model_len, random.Random(seed)
         )
         self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
         self.plans: list[StepPlan] = []
@@ -293,7 +318,8 @@ class ToyEngine:
 
     def assert_like_reference(self, *request_ids: str) -> None:
         for request_id in request_ids or self.requests:
-            tokens, reason = reference(self.requests[request_id], self.max_model_len)
+            request = self.requests[request_id]
+            tokens, reason = reference(request, self.max_model_len, self.windows)
             assert self.outputs[request_id] == tokens, request_id
             assert self.ended[request_id] == reason, request_id
 

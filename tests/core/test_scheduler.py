@@ -274,10 +274,11 @@ def test_only_draining_rows_could_yield(toy_engine):
 
 @pytest.mark.parametrize("length", [59, 60, 61, 64, 65])
 def test_what_cannot_fit_is_refused_at_once(toy_engine, length):
-    """Case 3: 15 usable blocks of 4; the null block does not count. A small one then works."""
+    """Case 3: 15 usable blocks of 4; the null block does not count. The output token needs no KV,
+    so a prompt may fill the pool. A small one then works."""
     engine = toy_engine(max_model_len=200)
-    if length == 59:
-        engine.add("big", prompt(length), max_tokens=1)
+    if length <= 60:
+        engine.add("big", prompt(length), max_tokens=5)
     else:
         with pytest.raises(RequestError, match=r"16|17") as caught:
             engine.add("big", prompt(length), max_tokens=1)
@@ -286,6 +287,53 @@ def test_what_cannot_fit_is_refused_at_once(toy_engine, length):
     engine.add("small", prompt(5), max_tokens=2)
     engine.run()
     assert len(engine.outputs["small"]) == 2
+    if length <= 60:
+        assert engine.ended["big"] == "length"
+        assert len(engine.outputs["big"]) == 61 - length
+        engine.max_model_len = 61
+        engine.assert_like_reference("big")
+
+
+@pytest.mark.parametrize("num_drafts", DRAFTS)
+@pytest.mark.parametrize("prefix_caching", [True, False])
+def test_a_decoding_row_keeps_a_window_of_blocks(toy_engine, num_drafts, prefix_caching):
+    """Window 6 of blocks of 2, beside full attention with blocks of 4."""
+    engine = toy_engine(
+        block_sizes=(4, 2),
+        windows=(None, 6),
+        num_blocks=60,
+        max_model_len=60,
+        num_drafts=num_drafts,
+        prefix_caching=prefix_caching,
+    )
+    request = engine.add("a", prompt(20), max_tokens=39)
+    most = 0
+    while request.num_output_tokens < 36:
+        engine.tick()
+        if request.num_output_tokens > 1:
+            held = len(request.blocks[1]) - request.num_passed_blocks[1]
+            # The window, a block that it cuts, and what two steps in flight may reach.
+            assert held <= 3 + 1 + num_drafts + 1
+            most = max(most, len(request.blocks[1]))
+    assert most >= 28
+    engine.run()
+    engine.assert_like_reference()
+
+
+def test_group_hits_name_the_group_without_hits(toy_engine):
+    """Case 11: full attention has the prefix, and the windows' blocks are gone."""
+    engine = toy_engine(block_sizes=(4, 4), windows=(None, 5), depth=1)
+    engine.add("a", prompt(17), max_tokens=1)
+    engine.drain()
+    cache = engine.scheduler._kv._cache
+    for block in cache.blocks():
+        if block.key[0] == 1:
+            cache.remove(block)
+    engine.add("b", prompt(17), max_tokens=1)
+    engine.run()
+    stats = engine.scheduler.stats
+    assert stats.num_cache_hits == 0
+    assert stats.num_group_hits == (16, 0)
 
 
 @pytest.mark.parametrize("num_drafts", DRAFTS)

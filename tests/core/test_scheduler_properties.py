@@ -25,6 +25,7 @@ engines = st.fixed_dictionaries(
         "long_prefill": st.sampled_from([0, 1, 3, 8]),
         "prefix_caching": st.booleans(),
         "block_sizes": st.sampled_from([(4,), (4,), (2, 4), (3, 2)]),
+        "windows": st.sampled_from([None, None, (None, 5), (6, None), (3, 8), (1, 4)]),
         "max_model_len": st.sampled_from([24, 25, 40]),
         "seed": st.integers(0, 99),
     }
@@ -53,6 +54,12 @@ actions = st.lists(
     min_size=5,
     max_size=60,
 )
+
+
+def make(toy_engine, options):
+    """The engine; a single group has the first of the windows."""
+    windows = options["windows"] and options["windows"][: len(options["block_sizes"])]
+    return toy_engine(**options | {"windows": windows})
 
 
 def play(engine, moves) -> set[str]:
@@ -103,7 +110,7 @@ def test_every_request_gets_its_own_tokens(toy_engine, options, moves):
     """Cases 2, 4, 6, 12, 32: whatever comes, goes or is evicted meanwhile."""
     if blocks_needed(options) > options["num_blocks"] - 1:
         options["num_blocks"] = 24
-    engine = toy_engine(**options)
+    engine = make(toy_engine, options)
     aborted = play(engine, moves)
     assert_alone_or(engine, options, aborted)
     for name in aborted:
@@ -115,7 +122,7 @@ def test_every_request_gets_its_own_tokens(toy_engine, options, moves):
 def test_preempted_after_every_launch(toy_engine, options, moves, chaos):
     """Case 2: a random victim for the first 40 launches."""
     options |= {"num_blocks": 24}
-    engine = toy_engine(**options)
+    engine = make(toy_engine, options)
     rng = random.Random(chaos)
     launch, left = engine.launch, [40]
 
@@ -145,7 +152,7 @@ def test_faults_hurt_only_their_request(toy_engine, options, moves, faults):
     options |= {"num_blocks": 24, "max_model_len": 24}
     if options["block_sizes"] != (4,):
         options["num_blocks"] = 48
-    engine = toy_engine(**options)
+    engine = make(toy_engine, options)
     for number, index, status in faults:
         engine.device.faults[f"r{number}", index] = status
     aborted = play(engine, moves)

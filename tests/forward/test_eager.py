@@ -91,7 +91,9 @@ def test_padded_steps_give_the_same_tokens(device, backend, num_rows):
 
 def state_of(engine: TinyEngine) -> dict[str, list[np.ndarray]]:
     runner = engine.worker._assembled.runner
-    rows = runner._rows.tensors(runner._tables.tensors, runner._tables.block_sizes)
+    rows = runner._rows.tensors(
+        runner._tables.tensors, runner._tables.block_sizes, runner._tables.windows
+    )
     tensors = {
         "kv": [pool[1:] for pool in kv_pools(engine)],
         "block tables": list(rows.block_tables),

@@ -92,6 +92,7 @@ class BatchRig:
         max_model_len: int = 64,
         max_tokens: int = 64,
         block_sizes: Sequence[int] = (4,),
+        windows: Sequence[int | None] = (),
         num_drafts: int = 0,
         depth: int = 2,
         num_position_axes: int = 1,
@@ -103,7 +104,11 @@ class BatchRig:
         self.widths = [-(-max_model_len // size) for size in block_sizes]
         self.num_drafts = num_drafts
         self.num_position_axes = num_position_axes
-        groups = [KVGroup(index=i, layers=(i,), block_size=s) for i, s in enumerate(block_sizes)]
+        self.windows = tuple(windows) or (None,) * len(block_sizes)
+        groups = [
+            KVGroup(index=i, layers=(i,), block_size=size, window=window)
+            for i, (size, window) in enumerate(zip(block_sizes, self.windows, strict=True))
+        ]
         self.staging = Staging(device, depth)
         self.rows = RowState(
             self.staging,
@@ -134,7 +139,7 @@ class BatchRig:
 
     @property
     def row_tensors(self) -> RowTensors:
-        return self.rows.tensors(self.tables.tensors, self.tables.block_sizes)
+        return self.rows.tensors(self.tables.tensors, self.tables.block_sizes, self.tables.windows)
 
     def start(
         self,

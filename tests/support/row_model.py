@@ -46,6 +46,7 @@ def expected_inputs(
     num_rows: int,
     num_tokens: int,
     reserved_slot: int,
+    windows: Sequence[int | None] = (),
 ) -> dict[str, Any]:
     """Arrays of executed length, by the names of StepArrays and InputTensors."""
     out: dict[str, Any] = {
@@ -72,6 +73,11 @@ def expected_inputs(
                 mappings[group].append(block * size + position % size)
         for group, size in enumerate(block_sizes):
             used = row.blocks[group][: -(-(row.computed + q) // size)]
+            window = windows[group] if windows else None
+            if window is not None:
+                visible = range(max(row.computed - window + 1, 0), row.computed + q)
+                seen = {position // size for position in visible}
+                used = [block if i in seen else 0 for i, block in enumerate(used)]
             tables[group].append(used + [0] * (widths[group] - len(used)))
         start.append(start[-1] + q)
         count = 1 + num_drafts if samples else 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -10,20 +9,30 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from pelton.core.kv.block_pool import Block, BlockPool
+from pelton.core.kv.groups import smallest_reusable_prefix
 from pelton.core.kv.prefix_cache import ROOT_HASH, PrefixCache, extra_key, hash_block
 from pelton.core.kv.spec import KVGroup
 from pelton.core.plan import BlockAppend, Int32Array
 from pelton.core.request import Request
 from pelton.errors import ConfigError, IntegrityError, UnsupportedError
 
+_NEVER = 2**62
+
 
 class KVManager:
     """Every request's block tables, one per KV group, out of one pool.
 
-    Nothing here is hashed before its KV is known to be computed: `cache_blocks` is called when a
-    step's result has arrived, so an abort or a fault in between leaves nothing behind.
+    Nothing here is hashed before its KV is known to be computed: `settle` is called when a step's
+    result has arrived, so an abort or a fault in between leaves nothing behind.
 
-    Raises ConfigError without groups, UnsupportedError for a group that is not full attention.
+    A window group's table keeps its length, but its blocks wholly left of the window are given
+    back, and the null block stands in their place. No plan says so: a device that has computed no
+    fewer tokens than are confirmed here leaves those entries out by itself (ops/build_inputs).
+
+    group_hits: per group the tokens that it alone would have provided on admissions; the hit of a
+    request is the longest prefix that all groups have, so the smallest of these is to blame.
+
+    Raises ConfigError without groups, UnsupportedError for a kind of group that is not served.
     """
 
     def __init__(
@@ -32,12 +41,15 @@ class KVManager:
         if not groups:
             raise ConfigError("At least one KV group is needed, got none.")
         for group in groups:
-            if group.kind != "full":
+            if group.kind not in ("full", "window"):
                 raise UnsupportedError(
                     f"KV kind {group.kind!r} (group {group.index}) is not supported."
                 )
         self.block_sizes = tuple(group.block_size for group in groups)
-        self._hit_step = math.lcm(*self.block_sizes)
+        self._windows = tuple(group.window for group in groups)
+        self._window_groups = tuple(i for i, group in enumerate(groups) if group.window is not None)
+        self._hit_step = smallest_reusable_prefix(groups)
+        self.group_hits = [0] * len(groups)
         self._pool = BlockPool(num_blocks)
         self._cache = PrefixCache()
         self._enable_caching = enable_prefix_caching
@@ -66,20 +78,29 @@ class KVManager:
         On success `request.num_computed_tokens` is the length of the hit: a multiple of every
         block size and at most num_tokens - 1, since the last token must be computed to have
         logits. On failure (too few free blocks) nothing has changed.
+
+        A window group, too, gets blocks for every token that is to be computed, and gives them back
+        as the window passes: so a prompt never has to wait, or to preempt, half-way.
         """
-        hits = self._find_hits(request)
-        num_new = [
-            -(-request.num_tokens // size) - len(found)
-            for size, found in zip(self.block_sizes, hits)
-        ]
+        alone = self._hits_alone(request)
+        length = self._common_hit(request, alone)
+        first = self._num_passed(length)
+        hits = [self._hit_blocks(request, group, i, length) for group, i in enumerate(first)]
+        num_new = [-(-request.num_tokens // size) - length // size for size in self.block_sizes]
         idle_hits = sum(block.ref_count == 0 for found in hits for block in found)
         if sum(num_new) > self._pool.num_free - idle_hits:
             return False
         for found in hits:
             self._pool.touch(found)
-        request.blocks = [found + self._take(count) for found, count in zip(hits, num_new)]
-        request.num_cached_blocks = [len(found) for found in hits]
-        request.num_computed_tokens = len(hits[0]) * self.block_sizes[0]
+        request.blocks = [
+            [self._pool.null] * passed + found + self._take(count)
+            for passed, found, count in zip(first, hits, num_new)
+        ]
+        request.num_cached_blocks = [length // size for size in self.block_sizes]
+        request.num_passed_blocks = first
+        request.num_computed_tokens = length
+        for group, hit in enumerate(alone):
+            self.group_hits[group] += hit
         self._measure(request)
         return True
 
@@ -109,25 +130,32 @@ class KVManager:
         self._measure(request)
         return appends
 
-    def cache_blocks(self, request: Request, num_tokens: int) -> None:
-        """Let others find the full blocks among the first `num_tokens` tokens, whose KV exists."""
-        if not self._enable_caching:
-            return
-        self._extend_hashes(request, num_tokens)
-        for group, size in enumerate(self.block_sizes):
-            hashes = request.block_hashes[group]
-            first, last = request.num_cached_blocks[group], num_tokens // size
-            for i in range(first, last):
-                self._cache.insert(request.blocks[group][i], (group, hashes[i]))
-            request.num_cached_blocks[group] = max(first, last)
+    def settle(self, request: Request, num_tokens: int) -> None:
+        """The KV of the first `num_tokens` tokens exists: let others find their full blocks, and
+        give back what no later token of a window group sees."""
+        if self._enable_caching:
+            self._extend_hashes(request, num_tokens)
+            for group, size in enumerate(self.block_sizes):
+                hashes = request.block_hashes[group]
+                first, last = request.num_cached_blocks[group], num_tokens // size
+                for i in range(first, last):
+                    self._cache.insert(request.blocks[group][i], (group, hashes[i]))
+                request.num_cached_blocks[group] = max(first, last)
+        for group, passed in enumerate(self._num_passed(num_tokens)):
+            table, first = request.blocks[group], request.num_passed_blocks[group]
+            if passed > first:
+                self._pool.release(reversed(table[first:passed]))
+                table[first:passed] = [self._pool.null] * (passed - first)
+                request.num_passed_blocks[group] = passed
         self._measure(request)
 
     def release(self, request: Request) -> None:
         """Take a request's blocks back. What is cached of them can still be hit."""
-        for table in request.blocks:
-            self._pool.release(reversed(table))
+        for table, passed in zip(request.blocks, request.num_passed_blocks):
+            self._pool.release(reversed(table[passed:]))
         request.blocks = []
         request.num_cached_blocks = []
+        request.num_passed_blocks = []
         request.block_capacity = 0
 
     def release_distrusted(self, request: Request) -> None:
@@ -154,24 +182,63 @@ class KVManager:
             self._cache.remove(block)
         return True
 
-    def _find_hits(self, request: Request) -> list[list[Block]]:
-        """Per group the cached blocks of the longest common prefix."""
+    def _hits_alone(self, request: Request) -> list[int]:
+        """Tokens of the longest prefix that each group alone has in the cache."""
         if not self._enable_caching:
-            return [[] for _ in self.block_sizes]
+            return [0] * len(self.block_sizes)
         self._extend_hashes(request, request.num_tokens)
-        length = request.num_tokens - 1
-        found: list[list[Block]] = []
-        for group, size in enumerate(self.block_sizes):
-            hits: list[Block] = []
-            for block_hash in request.block_hashes[group][: length // size]:
-                block = self._cache.get((group, block_hash))
-                if block is None:
-                    break
-                hits.append(block)
-            length = min(length, len(hits) * size)
-            found.append(hits)
-        length -= length % self._hit_step
-        return [hits[: length // size] for hits, size in zip(found, self.block_sizes)]
+        limit = request.num_tokens - 1
+        return [self._longest_hit(request, group, limit) for group in range(len(self.block_sizes))]
+
+    def _common_hit(self, request: Request, alone: Sequence[int]) -> int:
+        """Tokens of the longest prefix that all groups have, a multiple of every block size.
+
+        Whatever prefix a full group has, it has every shorter one too. A window group need not: the
+        run of blocks before a shorter end may be gone. So it is asked again until all agree.
+        """
+        length, agreed = min(alone), 0
+        while length != agreed:
+            length -= length % self._hit_step
+            agreed = length
+            for group in self._window_groups:
+                length = min(length, self._longest_hit(request, group, length))
+        return length
+
+    def _longest_hit(self, request: Request, group: int, limit: int) -> int:
+        """Tokens of the longest prefix of at most `limit` tokens that a group has in the cache."""
+        size, window = self.block_sizes[group], self._windows[group]
+        hashes = request.block_hashes[group][: limit // size]
+        if window is None:
+            for i, block_hash in enumerate(hashes):
+                if self._cache.get((group, block_hash)) is None:
+                    return i * size
+            return len(hashes) * size
+        # From right to left: [first, end) is the run found so far, and a gap moves its end there.
+        # The last block is asked for even where a window of 1 needs none: what nobody has computed
+        # is no hit.
+        first = end = len(hashes)
+        while first > max(min(_num_passed(end * size, size, window), end - 1), 0):
+            first -= 1
+            if self._cache.get((group, hashes[first])) is None:
+                end = first
+        return end * size
+
+    def _hit_blocks(self, request: Request, group: int, first: int, length: int) -> list[Block]:
+        """The cached blocks from table index `first` up to token `length`."""
+        last = length // self.block_sizes[group]
+        found = []
+        for i in range(first, last):
+            block = self._cache.get((group, request.block_hashes[group][i]))
+            assert block is not None, "a hit that was just found"
+            found.append(block)
+        return found
+
+    def _num_passed(self, num_computed_tokens: int) -> list[int]:
+        """Per group the blocks, from the first, that no token from there on sees."""
+        return [
+            0 if window is None else _num_passed(num_computed_tokens, size, window)
+            for size, window in zip(self.block_sizes, self._windows)
+        ]
 
     def _take(self, num_blocks: int) -> list[Block]:
         taken = self._pool.take(num_blocks)
@@ -200,17 +267,28 @@ class KVManager:
         request.block_capacity = min(
             len(table) * size for table, size in zip(request.blocks, self.block_sizes)
         )
-        request.next_cache_length = min(
-            (count + 1) * size for count, size in zip(request.num_cached_blocks, self.block_sizes)
-        )
+        cached, passed = request.num_cached_blocks, request.num_passed_blocks
+        lengths = []
+        if self._enable_caching:
+            lengths += [(count + 1) * size for count, size in zip(cached, self.block_sizes)]
+        for group in self._window_groups:
+            window = self._windows[group]
+            assert window is not None
+            lengths.append((passed[group] + 1) * self.block_sizes[group] + window - 1)
+        request.next_settle_length = min(lengths, default=_NEVER)
 
     def check(self, requests: Iterable[Request]) -> None:
         """Raise IntegrityError unless pool, cache and the tables of `requests` agree."""
         free = self._pool.free_blocks()
         uses: Counter[int] = Counter()
+        owners: dict[int, int] = {}
         for request in requests:
             self._check_request(request)
-            uses.update(block.block_id for table in request.blocks for block in table)
+            for group, table in enumerate(request.blocks):
+                for block in table[request.num_passed_blocks[group] :]:
+                    uses[block.block_id] += 1
+                    if owners.setdefault(block.block_id, group) != group:
+                        raise IntegrityError(f"{block} stands in tables of two groups.")
         for block in self._pool.blocks:
             if block.ref_count != uses[block.block_id]:
                 raise IntegrityError(f"{block} stands in {uses[block.block_id]} block tables.")
@@ -228,10 +306,22 @@ class KVManager:
 
     def _check_request(self, request: Request) -> None:
         computed = min(request.num_confirmed_tokens, request.num_tokens)
+        if request.blocks and request.num_passed_blocks != self._num_passed(computed):
+            raise IntegrityError(
+                f"{request.request_id}: {request.num_passed_blocks} blocks per group are given "
+                f"back, and the windows after {computed} tokens have passed others."
+            )
         for group, table in enumerate(request.blocks):
             parent = ROOT_HASH
             size = self.block_sizes[group]
+            passed = request.num_passed_blocks[group]
+            if any((block is self._pool.null) != (i < passed) for i, block in enumerate(table)):
+                raise IntegrityError(f"{request.request_id}: the null block is out of place.")
             for i, block in enumerate(table):
+                if i < passed:
+                    tokens = request.token_ids[i * size : (i + 1) * size].tobytes()
+                    parent = hash_block(parent, tokens, _extra_keys(request, i * size))
+                    continue
                 if (block.key is not None) != (i < request.num_cached_blocks[group]):
                     raise IntegrityError(f"{request.request_id}: {block} is cached out of turn.")
                 if block.key is None:
@@ -246,6 +336,12 @@ class KVManager:
                 parent = hash_block(parent, tokens, _extra_keys(request, start))
                 if block.key != (group, parent):
                     raise IntegrityError(f"{request.request_id}: {block} holds other tokens.")
+
+
+def _num_passed(num_computed_tokens: int, block_size: int, window: int) -> int:
+    """Blocks wholly left of the window of the next token, at position num_computed_tokens: it sees
+    itself and window - 1 tokens before."""
+    return max(num_computed_tokens - window + 1, 0) // block_size
 
 
 def block_ids(blocks: Sequence[Block]) -> Int32Array:

@@ -42,13 +42,17 @@ def build_inputs(rows: RowTensors, step: StepArrays, out: InputTensors) -> None:
     ids = torch.where(draft < 0, known, newest).clamp_(min=0)
     torch.mul(ids, ~out.is_padding, out=out.input_ids)
 
-    for table, block_size, batch_table, slot_mapping in zip(
-        rows.block_tables, rows.block_sizes, out.block_tables, out.slot_mappings
+    for table, block_size, window, batch_table, slot_mapping in zip(
+        rows.block_tables, rows.block_sizes, rows.windows, out.block_tables, out.slot_mappings
     ):
         # Past a row's last token its table may hold a former owner's blocks.
         width = batch_table.shape[1]
         first_token = torch.arange(0, width * block_size, block_size, device=device)
-        torch.mul(table[slots, :width], first_token < out.seq_lens[:, None], out=batch_table)
+        in_use = first_token < out.seq_lens[:, None]
+        if window is not None:
+            # Left of the window the host has given blocks back, and they may be another row's.
+            in_use &= first_token + block_size > computed[:, None] - (window - 1)
+        torch.mul(table[slots, :width], in_use, out=batch_table)
         block = table[slot, position // block_size].long()
         kv_slot = block * block_size + position % block_size
         slot_mapping.copy_(kv_slot.masked_fill_(out.is_padding, PAD_SLOT))

@@ -9,11 +9,20 @@ from pelton.core.kv.manager import KVManager
 from pelton.core.kv.spec import KVGroup
 from pelton.core.plan import SlotRef
 from pelton.core.request import Request
-from pelton.errors import ConfigError, UnsupportedError
+from pelton.errors import ConfigError, IntegrityError, UnsupportedError
 
 
-def manager(num_blocks=16, sizes=(4,), caching=True):
-    groups = [KVGroup(index=i, layers=(i,), block_size=size) for i, size in enumerate(sizes)]
+def manager(num_blocks=16, sizes=(4,), caching=True, windows=None):
+    groups = [
+        KVGroup(
+            index=i,
+            layers=(i,),
+            block_size=size,
+            kind="full" if window is None else "window",
+            window=window,
+        )
+        for i, (size, window) in enumerate(zip(sizes, windows or [None] * len(sizes)))
+    ]
     return KVManager(groups, num_blocks, enable_prefix_caching=caching)
 
 
@@ -26,7 +35,7 @@ def request(ids, **options):
 def compute(kv, made):
     """As if all known tokens' KV had been computed."""
     made.num_confirmed_tokens = made.num_tokens
-    kv.cache_blocks(made, made.num_tokens)
+    kv.settle(made, made.num_tokens)
 
 
 def table(made, group=0):
@@ -54,7 +63,7 @@ def test_the_worked_example():
     (append,) = kv.grow(first, 13)
     assert (append.group, append.first, append.block_ids.tolist()) == (0, 3, [5])
     first.num_confirmed_tokens = 12
-    kv.cache_blocks(first, 12)
+    kv.settle(first, 12)
     kv.check([first, second])
     kv.release(first)
     free = [block.block_id for block in kv._pool.free_blocks()]
@@ -174,6 +183,129 @@ def test_max_tokens(sizes, expected):
 def test_refusals():
     with pytest.raises(ConfigError, match="KV group"):
         KVManager([], 16, enable_prefix_caching=True)
-    window = KVGroup(index=0, layers=(0,), block_size=4, kind="window", window=8)
-    with pytest.raises(UnsupportedError, match="window"):
-        KVManager([window], 16, enable_prefix_caching=True)
+    recurrent = KVGroup(index=0, layers=(0,), block_size=4, kind="recurrent")
+    with pytest.raises(UnsupportedError, match="recurrent"):
+        KVManager([recurrent], 16, enable_prefix_caching=True)
+
+
+def advance(kv, made, num_tokens):
+    """As if steps had computed up to num_tokens of the known tokens."""
+    made.num_confirmed_tokens = num_tokens
+    if num_tokens >= made.next_settle_length:
+        kv.settle(made, num_tokens)
+    kv.check([made])
+
+
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("window", [1, 3, 4, 5, 6, 9])
+def test_a_window_gives_back_what_no_later_token_sees(window, caching):
+    kv = manager(num_blocks=20, windows=(window,), caching=caching)
+    made = request(range(40))
+    assert kv.admit(made)
+    assert kv.num_used == 10
+    for computed in range(1, 41):
+        advance(kv, made, computed)
+        first_seen = max(computed - window + 1, 0)
+        expected = [0] * (first_seen // 4) + list(range(1, 11))[first_seen // 4 :]
+        assert table(made) == expected
+        assert kv.num_used == 10 - first_seen // 4
+    assert made.block_capacity == 40
+    kv.release(made)
+    kv.check([])
+    assert kv.num_used == 0
+
+
+def test_a_window_hit_needs_the_run_before_its_end_only():
+    """Window 7 of blocks of 4: the next token sees 6 before, so two blocks."""
+    kv = manager(num_blocks=30, windows=(7,))
+    first = request(range(21))
+    assert kv.admit(first)
+    compute(kv, first)
+    kv.release(first)
+    again = request(range(21))
+    assert kv.admit(again)
+    assert again.num_computed_tokens == 20
+    assert table(again)[:5] == [0, 0, 0, 4, 5]
+    again.num_confirmed_tokens = 20
+    kv.check([again])
+    kv.release(again)
+    kv._cache.remove(kv._pool.blocks[4])  # leaves runs 1-3 and 5
+    third = request(range(21))
+    assert kv.admit(third)
+    assert third.num_computed_tokens == 12
+    assert table(third)[:3] == [0, 2, 3]
+    kv.release(third)
+    kv._cache.remove(kv._pool.blocks[2])  # leaves runs 1 and 3: only the start needs no run before
+    assert kv.admit(third)
+    assert third.num_computed_tokens == 4
+
+
+def forget(kv, group, ids):
+    """Evict blocks of a group by the tokens' hash."""
+    probe = request(ids)
+    kv._extend_hashes(probe, len(ids))
+    for block in kv._cache.get_all((group, probe.block_hashes[group][-1])):
+        kv._cache.remove(block)
+
+
+def test_groups_agree_on_the_longest_prefix_that_all_have():
+    """Full attention has 0-7 and no more; the windows' runs end at 20, 12 and 8, of 4 and 2."""
+    sizes, windows = (4, 4, 2), (None, 5, 3)
+    kv = manager(num_blocks=90, sizes=sizes, windows=windows)
+    first = request(range(21))
+    assert kv.admit(first)
+    compute(kv, first)
+    kv.release(first)
+    again = request(range(21))
+    assert kv.admit(again)
+    assert again.num_computed_tokens == 20
+    again.num_confirmed_tokens = 20
+    kv.check([again])
+    kv.release(again)
+    forget(kv, 0, range(16))
+    assert kv.admit(again)
+    assert again.num_computed_tokens == 12
+    assert [len([b for b in blocks if b.block_id == 0]) for blocks in again.blocks] == [0, 2, 5]
+    kv.release(again)
+    forget(kv, 1, range(12))
+    assert kv.admit(again)
+    assert again.num_computed_tokens == 8
+    kv.release(again)
+    forget(kv, 2, range(8))  # then only the odd block end 6 would do, and 4
+    assert kv.admit(again)
+    assert again.num_computed_tokens == 4
+    again.num_confirmed_tokens = 4
+    kv.check([again])
+    assert kv.group_hits == [20 + 12 + 12 + 12, 4 * 20, 4 * 20]
+
+
+def test_null_blocks_are_no_idle_hits():
+    """They count for nothing when free blocks are compared with what is needed."""
+    kv = manager(num_blocks=7, windows=(3,))
+    first = request(range(20))
+    assert kv.admit(first)
+    compute(kv, first)
+    kv.release(first)
+    again = request(range(20))
+    assert kv.admit(again)
+    assert again.num_computed_tokens == 16
+    assert kv.num_used == 2
+    again.num_confirmed_tokens = 16
+    kv.check([again])
+
+
+@pytest.mark.parametrize("damage", ["keep", "give back too much", "two groups"])
+def test_the_check_sees_wrong_windows(damage):
+    kv = manager(num_blocks=30, sizes=(4, 4), windows=(5, None))
+    made = request(range(16))
+    assert kv.admit(made)
+    advance(kv, made, 10)
+    if damage == "keep":
+        made.num_confirmed_tokens = 12
+    elif damage == "give back too much":
+        kv._pool.release([made.blocks[0][1]])
+        made.blocks[0][1] = kv._pool.null
+    else:
+        made.blocks[0][3], made.blocks[1][3] = made.blocks[1][3], made.blocks[1][3]
+    with pytest.raises(IntegrityError):
+        kv.check([made])
