@@ -15,7 +15,8 @@ import tokenizers
 from tokenizers import AddedToken, decoders
 
 from pelton.errors import CheckpointError, ConfigError, RequestError
-from pelton.tokens.gguf_tokenizer import GgufVocabulary, build_gguf_tokenizer, surround
+from pelton.tokens.gguf_tokenizer import build_gguf_tokenizer, surround
+from pelton.tokens.gguf_vocabulary import GgufVocabulary
 
 TokenIds = npt.NDArray[np.int32]
 
@@ -230,16 +231,9 @@ def load_tokenizer(source: str | Path | Mapping[str, Any]) -> Tokenizer:
 
 def _from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     vocabulary = GgufVocabulary.read(metadata)
-    tokens = vocabulary.tokens
-    names = {
-        "bos_token": vocabulary.bos,
-        "eos_token": vocabulary.eos,
-        "unk_token": vocabulary.unknown,
-        "pad_token": vocabulary.padding,
-    }
     return Tokenizer(
         build_gguf_tokenizer(vocabulary),
-        special_tokens={name: tokens[at] for name, at in names.items() if at is not None},
+        special_tokens={name: vocabulary.tokens[at] for name, at in vocabulary.special.items()},
         extra_end_token_ids=vocabulary.end_of_turn,
         chat_templates=vocabulary.chat_templates,
     )

@@ -204,6 +204,10 @@ def test_end_of_turn_tokens_end_an_answer() -> None:
         ("smollm", "it's 1234", ["it", "'s", "1", "2", "3", "4"]),
         ("llama-bpe", "DON'T 12345 (x", ["DON", "'T", "123", "45", "(", "x"]),
         ("qwen2", "DON'T 12345 (x", ["DON", "'T", "1", "2", "3", "4", "5", "(", "x"]),
+        ("dbrx", "DON'T 12345 (x", ["DON", "'T", "123", "45", "(", "x"]),
+        ("gpt-4o", "DON'T McDo 12345 a/\n/b", ["DON'T", "Mc", "Do", "123", "45", "a", "/Ċ/", "b"]),
+        ("tekken", "DON'T McDo 123", ["DON", "'T", "Mc", "Do", "1", "2", "3"]),
+        ("deepseek-v3", "it's 12345 (x!ab", ["it", "'s", "123", "45", "(", "x", "!ab"]),
     ],
 )
 def test_words_by_pre_tokenizer(pre: str, text: str, expected: list[str]) -> None:
@@ -238,6 +242,11 @@ def test_ids_beyond_the_vocabulary_are_refused(role: str, value: int) -> None:
         ({"merges": ["t h", "x zzz"]}, "merges does not fit"),
         ({"merges": [7]}, "merges must be .* holds 7"),
         ({"token_type": [1]}, "1 entries"),
+        ({"token_type": ["a"] * 104}, "token_type must be a list of numbers"),
+        ({"token_type": [1, 7] + [1] * 102}, "token_type holds 7; types are integers from 0 to 6"),
+        ({"add_bos_token": "yes"}, "add_bos_token='yes' must be true or false"),
+        ({"eos_token_id": 1.5}, "eos_token_id=1.5 must be an integer"),
+        ({"bos_token_id": True}, "bos_token_id=True must be an integer"),
         ({"bos_token_id": None, "add_bos_token": True}, "bos_token_id is missing"),
         ({"tokens": ["a", "b", "a"], "token_type": [1, 1, 1], "merges": ["a b"]}, "'a' twice"),
     ],
@@ -251,8 +260,9 @@ def test_bad_metadata_is_refused(changes: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": "llama"}, "tokenizer.ggml.model='llama' is not supported"),
-        ({"model": "bert"}, "'bert' is not supported"),
+        ({"model": "t5"}, "tokenizer.ggml.model='t5' is not supported; supported are 'gpt2'"),
+        ({"precompiled_charsmap": np.ones(3, np.uint8)}, r"precompiled_charsmap \(3 bytes\)"),
+        ({"remove_extra_whitespaces": True}, "remove_extra_whitespaces=true is not"),
         ({"pre": "made-up"}, "tokenizer.ggml.pre='made-up' is not supported"),
         ({"add_space_prefix": True}, "add_space_prefix"),
     ],
