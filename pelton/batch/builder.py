@@ -76,7 +76,7 @@ class BatchBuilder:
             ).astype(np.uint8),
             computed_bound_np=bound,
             seq_len_bound_np=seq_len_bound,
-            bounds_are_exact=self._rows.num_drafts == 0,
+            bounds_are_exact=plan.bounds_are_exact,
             num_decode_rows=int(np.searchsorted(query_lens, 1, side="right")),
             step=step,
             inputs=inputs,

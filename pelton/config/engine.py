@@ -8,6 +8,7 @@ from typing import Any
 from pelton.config.cache import CacheConfig
 from pelton.config.model import GenerationDefaults, ModelConfig
 from pelton.config.scheduler import SchedulerConfig
+from pelton.config.speculation import SpeculationConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,8 @@ class EngineArgs:
     batch_invariant: select fixed-reduction kernels, so that a request's tokens do not depend on
         its neighbours, chunk sizes or prefix hits, bit for bit.
     max_steps_in_flight: depth of the launch pipeline (1 = wait for each step).
+    speculative_config: how drafts are made, as a dict: {"method": "ngram",
+        "num_speculative_tokens": 4}, and perhaps prompt_lookup_min and prompt_lookup_max.
     hf_overrides: config.json keys that replace the checkpoint's.
     """
 
@@ -65,8 +68,7 @@ class EngineArgs:
 class EngineConfig:
     """One engine, decided. Made once by `setup/resolve.py`; nothing changes it later.
 
-    num_speculative_tokens is K of the 1 + K verification rows per decoding request; 0 without a
-    speculator. max_model_len counts prompt and output together, in tokens.
+    max_model_len counts prompt and output together, in tokens.
     """
 
     model: ModelConfig
@@ -81,4 +83,9 @@ class EngineConfig:
     batch_invariant: bool
     num_threads: int
     max_logprobs: int
-    num_speculative_tokens: int = 0
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
+
+    @property
+    def num_speculative_tokens(self) -> int:
+        """K of the 1 + K verification rows per decoding request; 0 without a speculator."""
+        return self.speculation.num_speculative_tokens

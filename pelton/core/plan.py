@@ -74,6 +74,7 @@ class StepPlan:
         draft is in flight; the device holds the truth.
     samples: [B] whether the row's last query token(s) yield tokens (false in mid-prefill). A
         sampling row has 1 + num_drafts verification rows.
+    bounds_are_exact: whether num_computed_bound is what the device holds.
     finished, preempted: rows freed since the last plan, sorted.
     """
 
@@ -83,6 +84,7 @@ class StepPlan:
     num_drafts: Int32Array
     num_computed_bound: Int32Array
     samples: npt.NDArray[np.bool_]
+    bounds_are_exact: bool = True
     new_rows: list[NewRow] = field(default_factory=list)
     block_appends: list[BlockAppend] = field(default_factory=list)
     finished: list[SlotRef] = field(default_factory=list)
@@ -119,6 +121,7 @@ class StepResult:
 
     token_ids: [B, 1 + K]; the first num_sampled[b] of a row are valid.
     num_sampled: [B], 0 in mid-prefill. status: [B], OK or a reason from the list above.
+    num_proposed: [B], drafts that the row has for its next step, or None: K each.
     failed: rows that could not be added or run, with the exception; their other fields are void.
     """
 
@@ -127,4 +130,5 @@ class StepResult:
     num_sampled: Int32Array
     status: Int32Array
     logprobs: LogprobRows | None = None
+    num_proposed: Int32Array | None = None
     failed: dict[SlotRef, Exception] = field(default_factory=dict)

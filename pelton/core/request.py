@@ -50,6 +50,7 @@ class Request:
             yield at least (one per sampling step).
         num_cached_tokens: prompt tokens that the prefix cache provided at the first admission.
         max_total_len: prompt and output together end here (set by the scheduler).
+        num_drafts_expected: drafts that its row has, by the newest result; K before the first.
 
     Raises RequestError if the ids are not integers.
     """
@@ -72,6 +73,7 @@ class Request:
         "num_cached_tokens",
         "num_computed_tokens",
         "num_confirmed_tokens",
+        "num_drafts_expected",
         "num_in_flight_min",
         "num_passed_blocks",
         "num_placeholders",
@@ -131,6 +133,7 @@ class Request:
         self.num_cached_tokens = 0
         self.num_preemptions = 0
         self.max_total_len = 0
+        self.num_drafts_expected = 0
 
         self.arrival = -1
         """Its number in the order of arrivals; -1: `Scheduler.add` gives it the next one."""
@@ -162,6 +165,16 @@ class Request:
         """Whether the steps in flight yield all it may have. Only what is certain to come counts:
         a draft may be rejected."""
         return self.num_tokens + self.num_in_flight_min >= self.max_total_len
+
+    @property
+    def num_useful_drafts(self) -> int:
+        """Drafts in its next step that can still yield tokens."""
+        certain = self.num_tokens + self.num_in_flight_min
+        return min(self.num_drafts_expected, self.max_total_len - certain - 1)
+
+    @property
+    def has_drafts_in_flight(self) -> bool:
+        return self.num_placeholders > self.num_in_flight_min
 
     @property
     def known_token_ids(self) -> Int32Array:

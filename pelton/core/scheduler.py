@@ -68,6 +68,8 @@ class SchedulerStats:
     and of these, tokens found; num_group_hits: tokens that each KV group alone would have found
     (where one is far below the rest, it is why the others' hits are not used).
     num_scheduled_tokens includes drafts and recomputed tokens.
+    num_drafts: rows that had drafts to verify; num_draft_tokens: their drafts; num_accepted_tokens:
+    those that stood, so that acceptance length is 1 + num_accepted_tokens / num_drafts.
     """
 
     num_running: int
@@ -81,6 +83,9 @@ class SchedulerStats:
     num_group_hits: tuple[int, ...]
     num_preemptions: int
     num_errors: int
+    num_drafts: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
 
 
 class Scheduler:
@@ -94,7 +99,7 @@ class Scheduler:
         groups: from `group_layers`.
         max_model_len: prompt and output of a request together, in tokens.
         vocab_size: token ids are in [0, vocab_size).
-        num_speculative_tokens: K, drafts of a decoding row in each step.
+        num_speculative_tokens: K, most drafts of a decoding row in each step.
 
     Raises ConfigError for limits that cannot work.
     """
@@ -152,6 +157,9 @@ class Scheduler:
         self._num_cache_hits = 0
         self._num_preemptions = 0
         self._num_errors = 0
+        self._num_draft_rows = 0
+        self._num_draft_tokens = 0
+        self._num_accepted_tokens = 0
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises RequestError, with nothing changed, if it can never run.
@@ -257,6 +265,9 @@ class Scheduler:
             num_group_hits=tuple(self._kv.group_hits),
             num_preemptions=self._num_preemptions,
             num_errors=self._num_errors,
+            num_drafts=self._num_draft_rows,
+            num_draft_tokens=self._num_draft_tokens,
+            num_accepted_tokens=self._num_accepted_tokens,
         )
 
     def schedule(self) -> StepPlan | None:
@@ -297,7 +308,7 @@ class Scheduler:
                 # position from there on is of use. What is computed is an upper bound while drafts
                 # are in flight, so a row may have to wait here for their result.
                 room = self._max_len - 1 - computed
-                count = min(want + self._num_drafts, room, draft.budget)
+                count = min(want + request.num_useful_drafts, room, draft.budget)
                 if count <= 0:
                     index += 1
                     continue
@@ -345,6 +356,7 @@ class Scheduler:
             request.status = RequestStatus.RUNNING
             request.prefill_len = request.num_tokens
             request.num_confirmed_tokens = num_hits
+            request.num_drafts_expected = self._num_drafts
             if request.num_preemptions == 0:
                 request.num_cached_tokens = num_hits
             self._num_cache_queries += request.num_tokens
@@ -390,6 +402,7 @@ class Scheduler:
             plan.samples.tolist(),
             result.num_sampled.tolist(),
             self._is_faulty(plan, result).tolist(),
+            self._num_proposed(plan, result),
             token_ids.tolist(),
             token_ids,
             strict=True,
@@ -404,6 +417,7 @@ class Scheduler:
             samples,
             num_sampled,
             is_faulty,
+            num_proposed,
             ids,
             ids_np,
         ) in enumerate(rows):
@@ -424,6 +438,11 @@ class Scheduler:
                     self._kv.settle(request, request.num_confirmed_tokens)
                 continue
             num_rejected = 1 + num_drafts - num_sampled
+            request.num_drafts_expected = num_proposed
+            if num_drafts:
+                self._num_draft_rows += 1
+                self._num_draft_tokens += num_drafts
+                self._num_accepted_tokens += num_sampled - 1
             request.num_placeholders -= 1 + num_drafts
             request.num_in_flight_min -= 1
             request.num_computed_tokens -= num_rejected
@@ -464,6 +483,13 @@ class Scheduler:
         elif num_new > 1 and request.status is RequestStatus.RUNNING and request.is_drained:
             self._drain(request)  # accepted drafts have brought the end within reach
         return num_new
+
+    def _num_proposed(self, plan: StepPlan, result: StepResult) -> list[int]:
+        """Per row; only a forecast of what to verify, so that no value can do harm."""
+        if result.num_proposed is None:
+            return [self._num_drafts] * plan.num_rows
+        counts: list[int] = result.num_proposed.clip(0, self._num_drafts).tolist()
+        return counts
 
     def _is_faulty(self, plan: StepPlan, result: StepResult) -> npt.NDArray[np.bool_]:
         """[B], rows with a bad status, a number of tokens that cannot be, or an id that cannot be.
@@ -606,6 +632,7 @@ class _Draft:
     __slots__ = (
         "block_appends",
         "bounds",
+        "bounds_are_exact",
         "budget",
         "counts",
         "drained",
@@ -621,6 +648,7 @@ class _Draft:
         self.counts: list[int] = []
         self.num_drafts: list[int] = []
         self.bounds: list[int] = []
+        self.bounds_are_exact = True
         self.samples: list[bool] = []
         self.new_rows: list[NewRow] = []
         self.block_appends: list[BlockAppend] = []
@@ -632,6 +660,8 @@ class _Draft:
         self.counts.append(count)
         self.num_drafts.append(num_drafts)
         self.bounds.append(request.num_computed_tokens)
+        if request.has_drafts_in_flight:
+            self.bounds_are_exact = False
         self.samples.append(samples)
         self.budget -= count
         request.num_computed_tokens += count
@@ -659,6 +689,7 @@ class _Draft:
             num_drafts=num_drafts,
             num_computed_bound=bounds,
             samples=samples,
+            bounds_are_exact=self.bounds_are_exact,
             new_rows=self.new_rows,
             block_appends=self.block_appends,
             finished=sorted(finished),

@@ -22,6 +22,7 @@ from pelton.core.descriptor import Descriptor
 from pelton.core.kv.groups import group_layers
 from pelton.core.kv.spec import KVGroup
 from pelton.device.protocol import Device
+from pelton.errors import UnsupportedError
 from pelton.forward.eager import EagerExecutor, allocate_buffers, as_live
 from pelton.forward.stages import FirstStage, LaterStage, Link, Stage, WholeModel
 from pelton.layers.context import Communicator, OneRank
@@ -35,6 +36,7 @@ from pelton.runner.memory import allocate_kv
 from pelton.runner.model_runner import ModelRunner
 from pelton.sampling.rows import SamplingRows
 from pelton.sampling.sampler import Sampler
+from pelton.speculation.drafting import make_drafting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +131,11 @@ def assemble(
         max_tokens=max_tokens,
         max_model_len=config.max_model_len,
     )
+    if place is not None and num_drafts:
+        raise UnsupportedError(
+            "speculative_config is not supported with pipeline parallelism: the first stage would "
+            "not learn the last one's drafts; leave one of them out."
+        )
     stage = _stage(device, model, place)
     executor = EagerExecutor(
         device,
@@ -158,6 +165,7 @@ def assemble(
                 num_drafts=num_drafts,
                 max_logprobs=max_logprobs,
             ),
+            make_drafting(device, config),
             max_rows=max_rows,
             num_drafts=num_drafts,
             max_logprobs=max_logprobs,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from pelton.attention.table import BACKENDS
@@ -16,9 +16,11 @@ from pelton.checkpoint.source import LOAD_FORMATS, Checkpoint, resolve_checkpoin
 from pelton.config.engine import EngineArgs
 from pelton.config.model import GenerationDefaults, ModelConfig
 from pelton.config.names import known_names
+from pelton.config.speculation import SpeculationConfig
 from pelton.core.policy import POLICIES
 from pelton.errors import ConfigError, UnsupportedError
 from pelton.setup.refusals import REFUSALS, REFUSED_DEVICES
+from pelton.speculation.table import SPECULATORS
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda", "fake")
@@ -53,6 +55,9 @@ _INTEGERS: dict[str, tuple[int, int]] = {
     "num_threads": (1, 4096),
     "max_logprobs": (0, _INT32),
 }
+_SPECULATION_KEYS = tuple(field.name for field in fields(SpeculationConfig))
+# Verification costs a row per draft, and long runs of right drafts are rare.
+_MAX_DRAFTS = 64
 _BOOLEANS = ("enable_prefix_caching", "batch_invariant")
 _TEXTS = ("model", "tokenizer", "revision", "hf_token", "chat_template")
 _OPTIONAL = {
@@ -79,6 +84,7 @@ def check(args: EngineArgs) -> CheckedArgs:
     _check_name("attention_backend", args.attention_backend, {"auto", *BACKENDS})
     _check_name("scheduling_policy", args.scheduling_policy, POLICIES)
     _check_device(args.device)
+    _check_speculation(args.speculative_config)
     _check_combinations(args)
     checkpoint = resolve_checkpoint(
         args.model, revision=args.revision, token=args.hf_token, load_format=args.load_format
@@ -163,6 +169,49 @@ def _check_combinations(args: EngineArgs) -> None:
     if len(given) > 1:
         raise ConfigError(
             f"{' and '.join(given)} each set the size of the KV cache; give one of them."
+        )
+
+
+def _check_speculation(given: Any) -> None:
+    """Keys, types and ranges of speculative_config."""
+    field = "speculative_config"
+    if given is None:
+        return
+    if not isinstance(given, Mapping):
+        raise ConfigError(
+            f'{field} must be a dict such as {{"method": "ngram", "num_speculative_tokens": 4}}, '
+            f"got {given!r}."
+        )
+    for name in given:
+        if name not in _SPECULATION_KEYS:
+            raise ConfigError(
+                f"{field} has no key {name!r}." + known_names(str(name), _SPECULATION_KEYS)
+            )
+    for name in ("method", "num_speculative_tokens"):
+        if name not in given:
+            raise ConfigError(f"{field} must have a {name!r}, got {dict(given)!r}.")
+    _check_name(f"{field}['method']", given["method"], SPECULATORS)
+    _check_draft_number("num_speculative_tokens", given["num_speculative_tokens"])
+    lookups = [name for name in ("prompt_lookup_min", "prompt_lookup_max") if name in given]
+    for name in lookups:
+        if given["method"] != "ngram":
+            raise ConfigError(
+                f"{field}[{name!r}] is read by method='ngram' alone; leave it out of "
+                f"method={given['method']!r}."
+            )
+        _check_draft_number(name, given[name])
+    if len(lookups) == 2 and given["prompt_lookup_min"] > given["prompt_lookup_max"]:
+        raise ConfigError(
+            f"{field}['prompt_lookup_min']={given['prompt_lookup_min']} is above "
+            f"prompt_lookup_max={given['prompt_lookup_max']}; lower it."
+        )
+
+
+def _check_draft_number(name: str, value: object) -> None:
+    if type(value) is not int or not 1 <= value <= _MAX_DRAFTS:
+        raise ConfigError(
+            f"speculative_config[{name!r}] must be an integer from 1 to {_MAX_DRAFTS}, "
+            f"got {value!r}."
         )
 
 

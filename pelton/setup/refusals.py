@@ -41,11 +41,6 @@ REFUSALS: tuple[Refusal, ...] = (
         "file is recognised by itself and is dequantised when it is loaded).",
     ),
     Refusal(
-        "speculative_config",
-        None,
-        "speculative_config={value!r} is not supported by this version; leave it out.",
-    ),
-    Refusal(
         "enable_lora",
         False,
         "enable_lora={value!r} is not supported by this version; merge the adapter into the "

@@ -8,6 +8,7 @@ from pelton.config.env import omp_num_threads
 from pelton.config.hardware import DeviceFacts
 from pelton.config.model import ModelConfig
 from pelton.config.scheduler import SchedulerConfig
+from pelton.config.speculation import SpeculationConfig
 from pelton.errors import ConfigError
 from pelton.setup.check import CheckedArgs
 
@@ -15,6 +16,8 @@ _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _DEFAULT_SHARE = {"cpu": 0.5, "cuda": 0.9, "fake": 0.5}
 _DEFAULT_NUM_SEQS = 256
 _DEFAULT_BATCHED_TOKENS = {"cpu": 4096, "cuda": 8192, "fake": 4096}
+# Tokens of a repeated ending. Two can be chance, and a longer one is preferred where it is.
+_DEFAULT_LOOKUP = (2, 5)
 _MIB = 2**20
 
 
@@ -74,6 +77,23 @@ def resolve(checked: CheckedArgs, facts: DeviceFacts) -> EngineConfig:
         batch_invariant=args.batch_invariant,
         num_threads=args.num_threads or omp_num_threads() or facts.num_cores,
         max_logprobs=args.max_logprobs,
+        speculation=_speculation(args),
+    )
+
+
+def _speculation(args: EngineArgs) -> SpeculationConfig:
+    """One lookup length that is given stands for both."""
+    given = args.speculative_config
+    if given is None:
+        return SpeculationConfig()
+    least, most = given.get("prompt_lookup_min"), given.get("prompt_lookup_max")
+    if given["method"] == "ngram" and least is None and most is None:
+        least, most = _DEFAULT_LOOKUP
+    return SpeculationConfig(
+        method=given["method"],
+        num_speculative_tokens=given["num_speculative_tokens"],
+        prompt_lookup_min=least or most or 0,
+        prompt_lookup_max=most or least or 0,
     )
 
 
@@ -205,4 +225,7 @@ def describe(config: EngineConfig) -> str:
         f"{scheduler.max_steps_in_flight} in flight",
         "attention": config.attention_backend,
     }
+    speculation = config.speculation
+    if speculation.num_speculative_tokens:
+        rows["drafts"] = f"{speculation.method}, up to {speculation.num_speculative_tokens}"
     return "\n".join(f"{name:<10}{value}" for name, value in rows.items())

@@ -382,6 +382,7 @@ def test_host_facts_of_a_batch():
         new_rows=rows,
         step=17,
     )
+    plan.bounds_are_exact = False
     batch, _ = rig.start(plan, padded(6, 16))
     assert (batch.step_id, batch.num_rows, batch.num_tokens, batch.num_logits) == (17, 4, 10, 5)
     assert batch.refs == tuple(plan.refs)

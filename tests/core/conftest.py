@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -68,6 +69,7 @@ class _Row:
     tables: list[list[int]]
     seed: int
     prompt_len: int
+    proposed: int = 0
 
 
 @dataclass
@@ -80,6 +82,9 @@ class ToyDevice:
     num_drafts: int
     max_model_len: int
     rng: random.Random
+    propose: Callable[[], int] | None = None
+    """How many drafts a row has next: then results say so, and further ones are placeholders that
+    nothing accepts. None: always K, and results do not say."""
     rows: dict[int, _Row] = field(default_factory=dict)
     faults: dict[tuple[str, int], int] = field(default_factory=dict)
     """(request id, index of the output) -> status."""
@@ -118,6 +123,7 @@ class ToyDevice:
             token_ids=np.full((size, 1 + self.num_drafts), -1, np.int32),
             num_sampled=np.zeros(size, np.int32),
             status=np.full(size, OK, np.int32),
+            num_proposed=np.zeros(size, np.int32) if self.propose else None,
         )
         offsets = [0]
         for b, ref in enumerate(plan.refs):
@@ -127,8 +133,10 @@ class ToyDevice:
             bound = int(plan.num_computed_bound[b])
             assert row.computed <= bound
             assert bound + count <= self.max_model_len - 1
-            if self.num_drafts == 0:
+            if plan.bounds_are_exact:
                 assert row.computed == bound
+            else:
+                assert self.num_drafts > 0
             offsets.append(offsets[-1] + (1 + drafts if plan.samples[b] else 0))
             if not plan.samples[b]:
                 assert drafts == 0
@@ -146,6 +154,7 @@ class ToyDevice:
             rejected = False
             for j in range(drafts):
                 right = not rejected and self.rng.random() < 0.6
+                right = right and (self.propose is None or j < row.proposed)
                 draft = sampled[-1] if right else (sampled[-1] + 1) % VOCAB
                 rejected = not right
                 self._write(row, last + 1 + j, draft)
@@ -153,6 +162,9 @@ class ToyDevice:
                     sampled.append(self._sample(row, last + 1 + j))
             row.tokens += sampled
             row.computed = len(row.tokens) - 1
+            row.proposed = self.propose() if self.propose else 0
+            if result.num_proposed is not None:
+                result.num_proposed[b] = row.proposed
             result.token_ids[b, : len(sampled)] = sampled
             result.num_sampled[b] = len(sampled)
             for i in range(len(sampled)):
@@ -201,6 +213,7 @@ class ToyEngine:
         long_prefill: int = 0,
         prefix_caching: bool = True,
         seed: int = 0,
+        counts_drafts: bool = False,
     ) -> None:
         self.rows, self.budget, self.depth = rows, budget, depth
         self.num_drafts, self.max_model_len = num_drafts, max_model_len
@@ -237,6 +250,8 @@ class ToyEngine:
         self.device = ToyDevice(
             block_sizes, self.windows, num_blocks, num_drafts, max_model_len, random.Random(seed)
         )
+        if counts_drafts:
+            self.device.propose = lambda: self.device.rng.randint(0, num_drafts)
         self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
         self.plans: list[StepPlan] = []
         self.requests: dict[str, Request] = {}

@@ -397,6 +397,67 @@ def test_drafts_in_flight_do_not_count_as_tokens(toy_engine):
         assert len(engine.plans) == (4 if low == 0.0 else 9)
 
 
+@pytest.mark.parametrize("num_proposed", [0, 1, 3])
+def test_no_more_is_verified_than_was_proposed(toy_engine, num_proposed):
+    """Collected at once, the host knows the drafts exactly: without drafts a step costs nothing."""
+    engine = toy_engine(num_drafts=3, depth=1, num_blocks=32)
+    engine.device.rng.random = lambda: 0.99  # no draft is right
+    engine.device.propose = lambda: num_proposed
+    engine.add("a", prompt(4), max_tokens=12)
+    engine.run()
+    engine.assert_like_reference()
+    # The last step has room for no draft that could yield a token.
+    drafts = [plan.num_drafts.tolist() for plan in engine.plans]
+    last = [min(num_proposed, left) for left in (2, 1, 0)]
+    assert drafts == [[0], *[[num_proposed]] * 8, *[[n] for n in last]]
+    assert all(plan.bounds_are_exact for plan in engine.plans)
+
+
+def test_the_newest_result_forecasts_the_drafts(toy_engine):
+    """With steps in flight the forecast lags behind, and the tokens are the same."""
+    engine = toy_engine(num_drafts=3, depth=2, num_blocks=32)
+    counts = iter([2, 0, 0, 3, 0] + [0] * 20)
+    engine.device.propose = lambda: next(counts)
+    engine.add("a", prompt(4), max_tokens=12)
+    engine.launch()
+    assert engine.launch().num_drafts.tolist() == [3]  # nothing known yet
+    engine.land()
+    plan = engine.launch()
+    assert plan.num_drafts.tolist() == [2]
+    assert not plan.bounds_are_exact  # three drafts are in flight
+    engine.land()
+    plan = engine.launch()
+    assert plan.num_drafts.tolist() == [0]
+    assert not plan.bounds_are_exact
+    engine.land()
+    assert engine.launch().bounds_are_exact
+    engine.run()
+    engine.assert_like_reference()
+
+
+@pytest.mark.parametrize("count", [-7, 99])
+def test_a_count_of_drafts_that_cannot_be_does_no_harm(toy_engine, count):
+    engine = toy_engine(num_drafts=2, depth=2, num_blocks=32)
+    engine.device.propose = lambda: count
+    four_requests(engine, max_tokens=6)
+    engine.run()
+    engine.assert_like_reference()
+    assert max(plan.num_drafts.max() for plan in engine.plans) <= 2
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_no_draft_behind_the_last_token(toy_engine, depth):
+    """Case 6: a draft that could only yield tokens past max_tokens is not verified."""
+    engine = toy_engine(num_drafts=3, depth=depth, num_blocks=32)
+    engine.device.rng.random = lambda: 0.0
+    engine.add("a", prompt(4), max_tokens=4)
+    engine.run()
+    engine.assert_like_reference()
+    drafts = [plan.num_drafts.tolist() for plan in engine.plans]
+    # Launched before the second result: only what is certain counts as here already.
+    assert drafts == {1: [[0], [2]], 2: [[0], [2], [1]], 3: [[0], [2], [1], [0]]}[depth]
+
+
 def test_accepted_drafts_that_bring_the_end_near_free_the_row(toy_engine):
     """Case 6: what lands can leave a request with all it needs in flight; no step more."""
     engine = toy_engine(num_drafts=3, depth=3, num_blocks=32)

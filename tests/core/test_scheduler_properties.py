@@ -18,6 +18,7 @@ engines = st.fixed_dictionaries(
     {
         "depth": st.integers(1, 3),
         "num_drafts": st.sampled_from([0, 1, 3]),
+        "counts_drafts": st.booleans(),
         "policy": st.sampled_from(["fcfs", "priority"]),
         "budget": st.sampled_from([1, 3, 4, 7, 16, 64]),
         "rows": st.integers(1, 4),

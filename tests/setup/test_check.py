@@ -7,6 +7,7 @@ from pelton.config.engine import EngineArgs
 from pelton.errors import ConfigError, UnsupportedError
 from pelton.setup.check import check
 from pelton.setup.refusals import REFUSALS
+from pelton.speculation.table import SPECULATORS
 
 
 @pytest.fixture
@@ -54,7 +55,6 @@ def test_a_folder(args):
         ("pipeline_parallel_size", 2),
         ("data_parallel_size", 2),
         ("quantization", "awq"),
-        ("speculative_config", {"method": "ngram"}),
         ("enable_lora", True),
     ],
 )
@@ -105,6 +105,43 @@ def test_wrong_values_name_field_and_limit(args, field, value, says):
     with pytest.raises(ConfigError, match=says) as error:
         check(replace(args, **{field: value}))
     assert field in str(error.value)
+
+
+def ngram(**changes):
+    return {"method": "ngram", "num_speculative_tokens": 4, **changes}
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ("ngram", "must be a dict such as"),
+        ([], "must be a dict such as"),
+        ({}, "must have a 'method'"),
+        ({"method": "ngram"}, "must have a 'num_speculative_tokens'"),
+        (ngram(method="ngrams"), "Did you mean 'ngram'"),
+        (ngram(method="eagle"), "is not known. Known: ngram"),
+        (ngram(method=None), "is not known"),
+        (ngram(prompt_lookup=3), "Did you mean 'prompt_lookup_m"),
+        (ngram(num_speculative_tokens=0), "from 1 to 64, got 0"),
+        (ngram(num_speculative_tokens=65), "from 1 to 64, got 65"),
+        (ngram(num_speculative_tokens=True), "got True"),
+        (ngram(num_speculative_tokens="4"), "got '4'"),
+        (ngram(prompt_lookup_min=0), r"\['prompt_lookup_min'\] must be an integer from 1"),
+        (ngram(prompt_lookup_max=2.0), "got 2.0"),
+        (ngram(prompt_lookup_min=4, prompt_lookup_max=3), "is above prompt_lookup_max=3"),
+    ],
+)
+def test_wrong_speculation(args, value, says):
+    with pytest.raises(ConfigError, match=says) as error:
+        check(replace(args, speculative_config=value))
+    assert "speculative_config" in str(error.value)
+
+
+def test_lookups_are_ngrams_alone(args, monkeypatch):
+    monkeypatch.setitem(SPECULATORS, "other", "nowhere:Other")
+    check(replace(args, speculative_config=ngram(method="other")))
+    with pytest.raises(ConfigError, match="read by method='ngram' alone"):
+        check(replace(args, speculative_config=ngram(method="other", prompt_lookup_max=3)))
 
 
 @pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "cuda:7", "fake"])

@@ -197,6 +197,28 @@ def test_too_little_memory_for_any_share(checked):
         resolve(checked(), replace(FACTS, free_bytes=100))
 
 
+@pytest.mark.parametrize(
+    ("given", "lookup"),
+    [
+        ({}, (2, 5)),
+        ({"prompt_lookup_min": 3}, (3, 3)),
+        ({"prompt_lookup_max": 4}, (4, 4)),
+        ({"prompt_lookup_min": 1, "prompt_lookup_max": 6}, (1, 6)),
+    ],
+)
+def test_speculation(checked, given, lookup):
+    config = {"method": "ngram", "num_speculative_tokens": 7, **given}
+    resolved = resolve(checked(speculative_config=config), FACTS)
+    assert resolved.num_speculative_tokens == 7
+    assert resolved.speculation.method == "ngram"
+    found = resolved.speculation.prompt_lookup_min, resolved.speculation.prompt_lookup_max
+    assert found == lookup
+    assert "ngram, up to 7" in describe(resolved)
+    plain = resolve(checked(), FACTS)
+    assert plain.num_speculative_tokens == 0
+    assert "drafts" not in describe(plain)
+
+
 def test_describe(checked):
     text = describe(resolve(checked(num_gpu_blocks_override=27), FACTS))
     assert "416 tokens in 26 blocks of 16" in text

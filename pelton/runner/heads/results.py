@@ -14,11 +14,13 @@ _POISON = -7
 
 
 class HostResults:
-    """One ring slot: packed [R, 1 + K + 2] int32, and log-probabilities of up to N rows."""
+    """One ring slot: packed [R, 1 + K + 2] and num_proposed [R] int32, and log-probabilities of up
+    to N rows."""
 
     def __init__(self, device: Device, max_rows: int, num_drafts: int, max_logprobs: int) -> None:
         max_logits = max_rows * (1 + num_drafts)
         self.packed = device.host_buffer((max_rows, num_drafts + 3), torch.int32)
+        self.num_proposed = device.host_buffer((max_rows,), torch.int32)
         self.token_logprobs = device.host_buffer((max_logits,), torch.float32)
         self.ranks = device.host_buffer((max_logits,), torch.int32)
         self.top_ids = device.host_buffer((max_logits, max_logprobs), torch.int32)
@@ -53,6 +55,7 @@ class ResultRing:
         slot.is_leased = False
         if self._poisons:
             slot.packed.numpy().fill(_POISON)
+            slot.num_proposed.numpy().fill(_POISON)
             slot.ranks.numpy().fill(_POISON)
             slot.top_ids.numpy().fill(_POISON)
 
@@ -60,8 +63,8 @@ class ResultRing:
 class PendingResult:
     """A step's result on its way to the host. `collect` waits for it; only the consumer calls it.
 
-    cu_num_logits: [B + 1], and logprob_width: columns of top log-probabilities, or None if no row
-    asked for any.
+    logprob_width: columns of top log-probabilities, or None if no row asked for any.
+    counts_drafts: whether the slot's num_proposed is copied too.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class PendingResult:
         slot: HostResults,
         batch: InputBatch,
         logprob_width: int | None,
+        counts_drafts: bool,
         failed: dict[SlotRef, Exception],
     ) -> None:
         self._step_id = step_id
@@ -81,6 +85,7 @@ class PendingResult:
         self._slot = slot
         self._batch = batch
         self._logprob_width = logprob_width
+        self._counts_drafts = counts_drafts
         self._failed = failed
 
     def is_done(self) -> bool:
@@ -98,10 +103,17 @@ class PendingResult:
                 num_sampled=packed[:, -2],
                 status=packed[:, -1],
                 logprobs=self._logprobs(),
+                num_proposed=self._num_proposed(),
                 failed=self._failed,
             )
         finally:
             self._ring.release(self._slot)
+
+    def _num_proposed(self) -> Int32Array | None:
+        if not self._counts_drafts:
+            return None
+        counts: Int32Array = self._slot.num_proposed.numpy()[: self._batch.num_rows].copy()
+        return counts
 
     def _logprobs(self) -> LogprobRows | None:
         if self._logprob_width is None:

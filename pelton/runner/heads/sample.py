@@ -17,10 +17,12 @@ from pelton.ops.verify import verify
 from pelton.runner.heads.results import HostResults, NoResult, PendingResult, ResultRing
 from pelton.sampling.logits_source import HeadLogits, LogitsSource
 from pelton.sampling.sampler import SampleOutput, SamplePlan, Sampler
+from pelton.speculation.drafting import Drafting
+from pelton.speculation.protocol import SampledStep
 
 
 class SampleHead:
-    """Head product, sampling, verification, the copy to the host, and the rows' advance.
+    """Head product, sampling, verification, the copy to the host, the rows' advance, and drafts.
 
     after_sample: queues what other stages are told, [B, 1 + K + 2] packed results.
     """
@@ -32,6 +34,7 @@ class SampleHead:
         sampler: Sampler,
         rows: RowTensors,
         ring: ResultRing,
+        drafting: Drafting,
         *,
         max_rows: int,
         num_drafts: int,
@@ -45,6 +48,7 @@ class SampleHead:
         self._sampler = sampler
         self._rows = rows
         self._ring = ring
+        self._drafting = drafting
         self._num_drafts = num_drafts
         self._logits = device.empty((max_logits, model.vocab_shard_size), dtype)
         self._output = SampleOutput.allocate(device, max_logits, max_logprobs)
@@ -71,7 +75,12 @@ class SampleHead:
         try:
             self._copy_out(slot, plan, batch, packed)
             event = self._device.record_event()
-            self._device.launch(advance, rows, batch.step, packed[:, :-2], packed[:, -2])
+            num_sampled = packed[:, -2]
+            self._device.launch(advance, rows, batch.step, packed[:, :-2], num_sampled)
+            sampled = SampledStep(
+                batch=batch, rows=rows, hidden=in_flight.hidden, num_sampled=num_sampled
+            )
+            event = self._drafting.run(sampled, event, slot.num_proposed[: batch.num_rows])
         except BaseException:
             self._ring.release(slot)
             raise
@@ -82,6 +91,7 @@ class SampleHead:
             slot=slot,
             batch=batch,
             logprob_width=plan.logprob_width if plan.logprob_spans else None,
+            counts_drafts=self._drafting.counts_drafts,
             failed=in_flight.failed,
         )
 

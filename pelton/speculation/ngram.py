@@ -1,0 +1,28 @@
+"""Drafts from the request's own text: what followed when its last tokens stood there before."""
+
+from __future__ import annotations
+
+import torch
+
+from pelton.config.engine import EngineConfig
+from pelton.device.protocol import Device
+from pelton.ops.ngram_propose import ngram_propose
+from pelton.speculation.protocol import SampledStep, SpeculatorNeeds
+
+
+class NgramSpeculator:
+    """Prompt lookup: no weights, no KV; a text without repetition costs no verification."""
+
+    needs = SpeculatorNeeds(token_ids=True, draft_counts=True)
+
+    def __init__(self, device: Device, config: EngineConfig) -> None:
+        self._device = device
+        self._min = config.speculation.prompt_lookup_min
+        self._max = config.speculation.prompt_lookup_max
+
+    def propose(self, step: SampledStep, drafts: torch.Tensor) -> None:
+        # A row knows at most one token more than have keys and values.
+        width = min(step.batch.descriptor.max_seq_len + 1, step.rows.tokens.shape[1])
+        self._device.launch(
+            ngram_propose, step.rows, step.batch.step, drafts, self._min, self._max, width
+        )
