@@ -104,7 +104,7 @@ def byte_level_backend(
     Raises CheckpointError if a merge names a token that does not exist.
     """
     rule = PRE_TOKENIZERS[pre]
-    backend = tokenizers.Tokenizer(bpe(ids, merges, ignore_merges=rule.ignore_merges))
+    backend = tokenizers.Tokenizer(bpe(ids, pairs(merges), ignore_merges=rule.ignore_merges))
     if rule.nfc:
         backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = _pre_tokenizer(rule)
@@ -112,11 +112,15 @@ def byte_level_backend(
     return backend
 
 
-def bpe(ids: Mapping[str, int], merges: Sequence[str], **options: object) -> models.BPE:
+def pairs(merges: Sequence[str]) -> list[tuple[str, ...]]:
+    """Each "left right" as (left, right)."""
+    return [tuple(merge.split(" ", 1)) for merge in merges]
+
+
+def bpe(ids: Mapping[str, int], merges: Sequence[tuple[str, ...]], **options: object) -> models.BPE:
     """A BPE model. Raises CheckpointError if a merge names a token that does not exist."""
-    pairs = [tuple(merge.split(" ", 1)) for merge in merges]
     try:
-        return models.BPE(vocab=dict(ids), merges=pairs, **options)  # type: ignore[arg-type]
+        return models.BPE(vocab=dict(ids), merges=merges, **options)  # type: ignore[arg-type]
     except Exception as error:  # the library raises bare Exception
         raise CheckpointError(
             f"tokenizer.ggml.merges does not fit tokenizer.ggml.tokens: {error}."

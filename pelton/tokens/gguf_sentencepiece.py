@@ -8,13 +8,14 @@ the highest score, so the merges are all ways to cut a piece in two pieces, best
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from operator import itemgetter
 
 import tokenizers
 from tokenizers import decoders, normalizers, pre_tokenizers
 
 from pelton.errors import CheckpointError, UnsupportedError
-from pelton.tokens.gguf_byte_level import bpe
+from pelton.tokens.gguf_byte_level import bpe, pairs
 from pelton.tokens.gguf_vocabulary import BYTE, CONTROL, UNKNOWN, GgufVocabulary
 
 _SPACE = "\u2581"  # stands for a space in pieces
@@ -49,7 +50,7 @@ def sentencepiece_backend(
     backend = tokenizers.Tokenizer(
         bpe(
             ids,
-            vocabulary.merges or _merges(vocabulary, ids),
+            pairs(vocabulary.merges) or _merges(vocabulary, ids),
             unk_token=None if unknown is None else vocabulary.tokens[unknown],
             fuse_unk=True,
             byte_fallback=True,
@@ -95,8 +96,8 @@ def _check_bytes(vocabulary: GgufVocabulary) -> None:
         )
 
 
-def _merges(vocabulary: GgufVocabulary, ids: Mapping[str, int]) -> Sequence[str]:
-    """ "left right", best first. Equal scores: the longer left piece first, as transformers has it.
+def _merges(vocabulary: GgufVocabulary, ids: Mapping[str, int]) -> list[tuple[str, ...]]:
+    """(left, right), best first. Equal scores: the longer left piece first, as transformers has it.
 
     Control, unknown and byte tokens are never made by joining.
     """
@@ -106,16 +107,16 @@ def _merges(vocabulary: GgufVocabulary, ids: Mapping[str, int]) -> Sequence[str]
         for text, at in ids.items()
         if vocabulary.kinds[at] not in (CONTROL, UNKNOWN, BYTE)
     }
-    found: list[tuple[float, int, int, str]] = []
+    found: list[tuple[float, int, int, tuple[str, ...]]] = []
     for text, score in pieces.items():
         for cut in range(1, len(text)):
             left, right = text[:cut], text[cut:]
             if left in pieces and right in pieces:
-                found.append((-score, -cut, cut - len(text), f"{left} {right}"))
+                found.append((-score, -cut, cut - len(text), (left, right)))
     if len(found) > 1 and not by_place and len({score for score, *_ in found}) == 1:
         raise UnsupportedError(
             f"tokenizer.ggml.scores are all {-found[0][0]}, so that they give no order of merging, "
             "and there are no merges. Give a folder with tokenizer.json as the tokenizer instead."
         )
-    found.sort(key=lambda merge: merge[:3])
+    found.sort(key=itemgetter(0, 1, 2))
     return [merge for *_, merge in found]
