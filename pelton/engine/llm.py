@@ -25,13 +25,16 @@ from pelton.engine.outputs import RequestOutput
 from pelton.engine.prompts import Prompt, PromptReader
 from pelton.errors import ConfigError, PeltonError, RequestError
 from pelton.setup.check import CheckedArgs, check
-from pelton.setup.resolve import describe, resolve
+from pelton.setup.resolve import describe, resolve, reusable_prefix
 from pelton.tokens.chat_template import ChatTemplate
 from pelton.tokens.tokenizer import Tokenizer, load_tokenizer
 from pelton.worker.facts import device_facts
 from pelton.worker.worker import Worker
 
 Params = SamplingParams | Sequence[SamplingParams] | None
+
+_LONG_PREFIX = 512
+"""Tokens. Shared system prompts are often no longer than this."""
 
 
 class LLM:
@@ -233,6 +236,14 @@ def _log_start(config: EngineConfig, phases: Mapping[str, float]) -> None:
             logger.setLevel(logging.INFO)
     parts = ", ".join(f"{name} {seconds:.2f}" for name, seconds in phases.items())
     logger.info("%s\nready in  %.2f s: %s", describe(config), sum(phases.values()), parts)
+    prefix = reusable_prefix(config)
+    if config.cache.enable_prefix_caching and prefix > _LONG_PREFIX:
+        logger.warning(
+            "Prompts that share fewer than %d tokens share no KV: prefixes are reused in multiples "
+            "of that. A smaller block_size (now %d) helps.",
+            prefix,
+            config.cache.block_size,
+        )
 
 
 def _engine_args(model: str | None, kwargs: Mapping[str, Any]) -> EngineArgs:

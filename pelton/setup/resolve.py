@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pelton.config.cache import CacheConfig
 from pelton.config.engine import EngineArgs, EngineConfig
 from pelton.config.env import omp_num_threads
@@ -9,6 +11,8 @@ from pelton.config.hardware import DeviceFacts
 from pelton.config.model import ModelConfig
 from pelton.config.scheduler import SchedulerConfig
 from pelton.config.speculation import SpeculationConfig
+from pelton.core.kv.groups import block_bytes, group_layers, smallest_reusable_prefix
+from pelton.core.kv.spec import LayerKV
 from pelton.errors import ConfigError
 from pelton.setup.check import CheckedArgs
 
@@ -38,10 +42,36 @@ def num_parameters(model: ModelConfig) -> int:
     return model.num_layers * (attention + mlp + biases + norms) + embeddings + hidden
 
 
+def kv_layers(model: ModelConfig, block_size: int, dtype: str) -> list[LayerKV]:
+    """What the model's layers will ask of the KV cache."""
+    page_bytes = 2 * block_size * model.num_kv_heads * model.head_dim * _DTYPE_BYTES[dtype]
+    windows = [
+        model.window if model.layer_kind(index) == "window" else None
+        for index in range(model.num_layers)
+    ]
+    return [
+        LayerKV(
+            index=index,
+            num_kv_heads=model.num_kv_heads,
+            head_dim=model.head_dim,
+            block_size=block_size,
+            page_bytes=page_bytes,
+            dtype=dtype,
+            kind="full" if window is None else "window",
+            window=window,
+        )
+        for index, window in enumerate(windows)
+    ]
+
+
 def kv_block_bytes(model: ModelConfig, block_size: int, dtype: str) -> int:
-    """Bytes of one block: keys and values of `block_size` tokens in all layers."""
-    per_token = 2 * model.num_layers * model.num_kv_heads * model.head_dim
-    return block_size * per_token * _DTYPE_BYTES[dtype]
+    """Bytes of one block: keys and values of `block_size` tokens in the layers of one KV group."""
+    return block_bytes(kv_layers(model, block_size, dtype))
+
+
+def num_kv_groups(model: ModelConfig) -> int:
+    """Block tables of a request. The prompt needs blocks for all its tokens in each."""
+    return len(group_layers(kv_layers(model, 1, "float32")))
 
 
 def resolve(checked: CheckedArgs, facts: DeviceFacts) -> EngineConfig:
@@ -52,9 +82,17 @@ def resolve(checked: CheckedArgs, facts: DeviceFacts) -> EngineConfig:
     assert device.partition(":")[0] == facts.kind, "facts of another device"
     dtype = _dtype(checked, facts)
     max_num_seqs, max_num_batched_tokens = _step_limits(args, facts)
+    model = model.for_length(args.max_model_len or model.max_position)
+    checked = replace(checked, model=model)
     num_blocks, max_model_len = _kv_cache(checked, facts, dtype, max_num_seqs)
+    if model.window is not None and model.window >= max_model_len:
+        # The cache ends before the window does: without windows the layers are grouped otherwise.
+        window, model = model.window, model.for_length(max_model_len)
+        checked = replace(checked, model=model)
+        num_blocks, max_model_len = _kv_cache(checked, facts, dtype, max_num_seqs)
+        max_model_len = min(max_model_len, window)
     return EngineConfig(
-        model=model.for_length(max_model_len),
+        model=model,
         generation=checked.generation,
         cache=CacheConfig(
             block_size=args.block_size,
@@ -127,15 +165,15 @@ def _kv_cache(
 ) -> tuple[int, int]:
     """(num_blocks with the null block, max_model_len)."""
     args, model = checked.args, checked.model
-    size = args.block_size
+    size, num_groups = args.block_size, num_kv_groups(model)
     wanted_len = args.max_model_len or model.max_position
     if args.num_gpu_blocks_override is not None:
         num_blocks = args.num_gpu_blocks_override
     else:
         # More blocks than every row at full length needs would never be used.
-        most = 1 + max_num_seqs * -(-wanted_len // size)
+        most = 1 + max_num_seqs * num_groups * -(-wanted_len // size)
         num_blocks = min(most, _affordable_blocks(checked, facts, dtype))
-    fits = (num_blocks - 1) * size
+    fits = (num_blocks - 1) // num_groups * size
     if args.max_model_len is not None and args.max_model_len > fits:
         raise ConfigError(
             f"max_model_len={args.max_model_len} is above the {fits} tokens that the KV cache "
@@ -167,7 +205,8 @@ def _kv_budget(checked: CheckedArgs, facts: DeviceFacts, dtype: str) -> int:
 def _affordable_blocks(checked: CheckedArgs, facts: DeviceFacts, dtype: str) -> int:
     block = kv_block_bytes(checked.model, checked.args.block_size, dtype)
     budget = _kv_budget(checked, facts, dtype)
-    if budget < 2 * block:
+    least = 1 + num_kv_groups(checked.model)
+    if budget < least * block:
         given = checked.args.kv_cache_memory_bytes
         have = (
             f"kv_cache_memory_bytes={given}"
@@ -175,7 +214,7 @@ def _affordable_blocks(checked: CheckedArgs, facts: DeviceFacts, dtype: str) -> 
             else f"{budget} bytes are left for the KV cache"
         )
         raise ConfigError(
-            f"The KV cache needs at least {2 * block} bytes (two blocks of {block}) beside "
+            f"The KV cache needs at least {least * block} bytes ({least} blocks of {block}) beside "
             f"{_weight_bytes(checked, dtype)} bytes of weights, but {have}, with "
             f"{facts.free_bytes} bytes free on {facts.name}: "
             f"{_larger_cache(checked, facts, dtype)}."
@@ -186,7 +225,8 @@ def _affordable_blocks(checked: CheckedArgs, facts: DeviceFacts, dtype: str) -> 
 def _larger_cache(checked: CheckedArgs, facts: DeviceFacts, dtype: str) -> str:
     """What to change so that max_model_len (or else one block) fits."""
     args = checked.args
-    num_blocks = 1 + -(-(args.max_model_len or 1) // args.block_size)
+    num_groups = num_kv_groups(checked.model)
+    num_blocks = 1 + num_groups * -(-(args.max_model_len or 1) // args.block_size)
     if args.num_gpu_blocks_override is not None:
         return f"raise num_gpu_blocks_override to {num_blocks}"
     needed = num_blocks * kv_block_bytes(checked.model, args.block_size, dtype)
@@ -207,12 +247,21 @@ def _larger_cache(checked: CheckedArgs, facts: DeviceFacts, dtype: str) -> str:
     )
 
 
+def reusable_prefix(config: EngineConfig) -> int:
+    """Tokens. A prefix hit is a multiple of this."""
+    cache = config.cache
+    layers = kv_layers(config.model, cache.block_size, cache.dtype)
+    return smallest_reusable_prefix(group_layers(layers))
+
+
 def describe(config: EngineConfig) -> str:
     """A short table for the start of an engine."""
     model, cache, scheduler = config.model, config.cache, config.scheduler
-    pool = (cache.num_blocks - 1) * cache.block_size
+    num_groups = num_kv_groups(model)
+    pool = (cache.num_blocks - 1) // num_groups * cache.block_size
     block = kv_block_bytes(model, cache.block_size, cache.dtype)
-    full_length = (cache.num_blocks - 1) // -(-config.max_model_len // cache.block_size)
+    per_request = num_groups * -(-config.max_model_len // cache.block_size)
+    full_length = (cache.num_blocks - 1) // per_request
     weight_bytes = num_parameters(model) * _DTYPE_BYTES[config.dtype]
     rows = {
         "model": f"{model.architecture}, {num_parameters(model) / 1e6:.1f} M parameters",
@@ -221,6 +270,9 @@ def describe(config: EngineConfig) -> str:
         "context": f"{config.max_model_len} of the checkpoint's {model.max_position} tokens",
         "KV cache": f"{pool} tokens in {cache.num_blocks - 1} blocks of {cache.block_size}, "
         f"{cache.num_blocks * block / _MIB:.0f} MiB; {full_length} full-length requests fit",
+        "prefixes": f"reused in multiples of {reusable_prefix(config)} tokens"
+        if cache.enable_prefix_caching
+        else "not reused",
         "a step": f"{scheduler.max_num_seqs} requests, {scheduler.max_num_batched_tokens} tokens, "
         f"{scheduler.max_steps_in_flight} in flight",
         "attention": config.attention_backend,

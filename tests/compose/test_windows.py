@@ -1,4 +1,4 @@
-"""Sliding windows shorter than the prompt, alone and beside full attention, against transformers."""
+"""Sliding windows shorter than the prompt, alone and beside full attention."""
 
 from __future__ import annotations
 

@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 import torch
 from support.plain import greedy, plain_tokens
-from support.tiny import tiny_llama
+from support.tiny import make_config, tiny_llama
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from pelton import LLM, SamplingParams
 from pelton.engine.interrupts import InterruptsBetweenSteps
+from pelton.engine.llm import _log_start
 from pelton.errors import ConfigError, RequestError, RequestFailed
 
 TEMPLATE = (
@@ -622,3 +623,14 @@ def test_own_handlers_and_threads_are_left_alone():
     thread.start()
     thread.join()
     assert outputs[0].outputs[0].token_ids == expected(TEXTS[0], greedy())
+
+
+@pytest.mark.parametrize(("block_size", "caching"), [(512, True), (1024, True), (1024, False)])
+def test_a_long_smallest_prefix_is_warned_of(caplog, block_size, caching):
+    """Case 11: above 512 tokens, and only where prefixes are reused at all."""
+    config = make_config(tiny_llama(), block_size=block_size, enable_prefix_caching=caching)
+    with caplog.at_level("INFO", logger="pelton"):
+        _log_start(config, {})
+    texts = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(texts) == int(block_size > 512 and caching)
+    assert all("fewer than 1024 tokens" in text for text in texts)

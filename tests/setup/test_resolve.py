@@ -233,3 +233,42 @@ def test_the_embedded_model():
     assert config.cache.num_blocks == 4 * 64 + 1
     assert num_parameters(config.model) == 134_515_008
     assert config.generation.eos_token_ids == (2,)
+
+
+WINDOWED = replace(MODEL, num_layers=4, layer_kinds=("full", "window", "window", "window"))
+
+
+def test_a_block_of_a_mixed_model_is_one_groups(checked):
+    """One full layer beside three windows: four tables, and a block of one layer's bytes."""
+    model = replace(WINDOWED, window=32)
+    block = kv_block_bytes(model, 16, "float32")
+    assert 4 * block == kv_block_bytes(replace(model, layer_kinds=(), window=None), 16, "float32")
+    config = resolve(checked(model=model, kv_cache_memory_bytes=42 * block), FACTS)
+    # 41 blocks are 10 for each group, as a prompt needs them.
+    assert (config.cache.num_blocks, config.max_model_len) == (42, 160)
+    assert config.model.window == 32
+    assert "160 tokens in 41 blocks of 16" in describe(config)
+    assert "1 full-length requests" in describe(config)
+    with pytest.raises(ConfigError, match=f"lower max_model_len to 160.*bytes to {53 * block}"):
+        resolve(checked(model=model, kv_cache_memory_bytes=42 * block, max_model_len=200), FACTS)
+    most = resolve(checked(model=model, max_num_seqs=3), FACTS)
+    assert most.cache.num_blocks == 1 + 3 * 4 * 13
+
+
+def test_a_window_that_the_cache_cannot_hold_is_none(checked):
+    """Then the layers are one group, and a block has the bytes of all: the memory is no more."""
+    model = replace(WINDOWED, window=180)
+    block = kv_block_bytes(model, 16, "float32")
+    budget = 42 * block
+    config = resolve(checked(model=model, kv_cache_memory_bytes=budget), FACTS)
+    assert config.model.window is None
+    assert (config.cache.num_blocks, config.max_model_len) == (10, 144)
+    assert config.cache.num_blocks * kv_block_bytes(config.model, 16, "float32") <= budget
+    longer = resolve(checked(model=model, kv_cache_memory_bytes=53 * block), FACTS)
+    assert (longer.model.window, longer.max_model_len) == (180, 200)
+
+
+def test_the_smallest_reusable_prefix_is_said(checked):
+    """Case 11."""
+    assert "reused in multiples of 16 tokens" in describe(resolve(checked(), FACTS))
+    assert "not reused" in describe(resolve(checked(enable_prefix_caching=False), FACTS))
