@@ -50,6 +50,18 @@ class LatencyOptions(BenchOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SpeculationOptions(BenchOptions):
+    """One answer with speculative_config and without, in turns.
+
+    prompt_file: a user's message; left out: a text that is to be repeated.
+    output_len: tokens made.
+    """
+
+    prompt_file: str | None = None
+    output_len: int = 64
+
+
+@dataclass(frozen=True, kw_only=True)
 class ThroughputOptions(BenchOptions):
     """Many requests at once; the scheduler decides how many run together (the baseline runs all
     as one batch).

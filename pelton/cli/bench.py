@@ -1,4 +1,4 @@
-"""`pelton bench latency|throughput`: flags here, measuring in pelton/bench."""
+"""`pelton bench latency|throughput|speculation`: flags here, measuring in pelton/bench."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from pelton.bench.options import LatencyOptions, ThroughputOptions
+from pelton.bench.options import LatencyOptions, SpeculationOptions, ThroughputOptions
 from pelton.cli.flags import Parser, add_fields, did_you_mean, field_names, given
 from pelton.cli.generate import ENGINE_FIELDS, add_model
 from pelton.config.engine import EngineArgs
@@ -17,6 +17,11 @@ from pelton.config.engine import EngineArgs
 KINDS: dict[str, tuple[type[Any], str, str]] = {
     "latency": (LatencyOptions, "pelton.bench.latency:run", "one batch: prefill and decode time"),
     "throughput": (ThroughputOptions, "pelton.bench.throughput:run", "many requests: tokens/s"),
+    "speculation": (
+        SpeculationOptions,
+        "pelton.bench.speculation:run",
+        "one answer to a text, with drafts and without",
+    ),
 }
 
 
@@ -35,8 +40,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     options_type, _, text = KINDS[kind]
     parser = Parser(
         prog=f"pelton bench {kind}",
-        description=f"Measures {text}. Random token ids, greedy, ends ignored; the prefix cache is "
-        "off unless --enable-prefix-caching.",
+        description=f"Measures {text}. Greedy, ends ignored, random token ids unless said "
+        "otherwise; the prefix cache is off unless --enable-prefix-caching.",
     )
     add_model(parser)
     add_fields(parser, kind, options_type, field_names(options_type))

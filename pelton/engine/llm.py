@@ -17,6 +17,7 @@ from pelton.checkpoint.source import Checkpoint, resolve_checkpoint
 from pelton.config.engine import EngineArgs, EngineConfig
 from pelton.config.names import known_names
 from pelton.config.params import SamplingParams
+from pelton.core.scheduler import SchedulerStats
 from pelton.engine.answers import as_request_failure, failed_output
 from pelton.engine.interrupts import InterruptsBetweenSteps
 from pelton.engine.loop import EngineLoop
@@ -172,6 +173,11 @@ class LLM:
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False while requests are running."""
         return self._loop.scheduler.reset_prefix_cache()
+
+    @property
+    def stats(self) -> SchedulerStats:
+        """Gauges of now, and counts since the start."""
+        return self._loop.scheduler.stats
 
     def close(self) -> None:
         """Wait for the device and let go of it."""

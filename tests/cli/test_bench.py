@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pelton.bench.options import LatencyOptions, ThroughputOptions
+from pelton.bench.options import LatencyOptions, SpeculationOptions, ThroughputOptions
 from pelton.cli.main import main
 from pelton.config.engine import EngineArgs
 
@@ -17,7 +17,7 @@ from pelton.config.engine import EngineArgs
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[EngineArgs, Any]]:
     """Puts recorders in the benchmarks' place."""
     seen: list[tuple[EngineArgs, Any]] = []
-    for name in ("latency", "throughput"):
+    for name in ("latency", "throughput", "speculation"):
         module = types.ModuleType(f"pelton.bench.{name}")
         module.run = lambda args, options: seen.append((args, options))  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -37,6 +37,15 @@ def test_throughput(calls: list[tuple[EngineArgs, Any]]) -> None:
     args, options = calls[0]
     assert args == EngineArgs()
     assert options == ThroughputOptions(num_prompts=3)
+
+
+def test_speculation(calls: list[tuple[EngineArgs, Any]]) -> None:
+    config = '{"method": "ngram", "num_speculative_tokens": 4}'
+    words = ["bench", "speculation", "--prompt-file", "a.txt", "--speculative-config", config]
+    assert main(words) == 0
+    args, options = calls[0]
+    assert args.speculative_config == {"method": "ngram", "num_speculative_tokens": 4}
+    assert options == SpeculationOptions(prompt_file="a.txt")
 
 
 @pytest.mark.parametrize(
