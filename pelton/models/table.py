@@ -1,6 +1,8 @@
 """Model families by the architecture name of config.json."""
 
 MODELS: dict[str, str] = {
+    "Gemma2ForCausalLM": "pelton.models.gemma2:Gemma2",
+    "Gemma3ForCausalLM": "pelton.models.gemma3:Gemma3",
     "LlamaForCausalLM": "pelton.models.llama:Llama",
     "MistralForCausalLM": "pelton.models.mistral:Mistral",
     "Phi3ForCausalLM": "pelton.models.phi3:Phi3",

@@ -183,7 +183,7 @@ def test_a_wrong_value_is_named(read, key, value):
             {"architectures": ["LlamaForCasualLM"]},
             "'LlamaForCasualLM' is not supported. Did you mean 'LlamaForCausalLM'",
         ),
-        ({"architectures": ["BertModel"]}, "Known: LlamaForCausalLM"),
+        ({"architectures": ["BertModel"]}, "Known: Gemma2ForCausalLM, .*LlamaForCausalLM"),
     ],
 )
 def test_refused_by_name(read, changes, says):

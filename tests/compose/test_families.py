@@ -15,8 +15,12 @@ from support.tiny import TinyEngine, prompts_of
 from pelton.models.table import MODELS
 
 HALF = (("rope_type", "default"), ("rope_theta", 500.0), ("partial_rotary_factor", 0.5))
+GEMMA = {"initializer_range": 0.2, "sliding_window": 128, "query_pre_attn_scalar": 16}
+LAYERS = ("sliding_attention", "full_attention")
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "MistralForCausalLM": ("Mistral", {"sliding_window": None}),
+    "Gemma2ForCausalLM": ("Gemma2", {**GEMMA, "attn_logit_softcapping": 2.0}),
+    "Gemma3ForCausalLM": ("Gemma3Text", {**GEMMA, "sliding_window": 9, "layer_types": LAYERS}),
+    "MistralForCausalLM": ("Mistral", {"sliding_window": 9}),
     "Phi3ForCausalLM": ("Phi3", {"hidden_size": 64, "rope_parameters": HALF}),
     "Qwen2ForCausalLM": ("Qwen2", {"hidden_size": 64}),
     "Qwen3ForCausalLM": ("Qwen3", {}),

@@ -10,6 +10,7 @@ VARIANTS = {
     "no window": {"sliding_window": None},
     "window that covers all": {"sliding_window": 128},
     "odd head": {"sliding_window": None, "head_dim": 24, "hidden_size": 40},
+    "window": {"sliding_window": 9},
     "tied": {"sliding_window": None, "tie_word_embeddings": True},
 }
 

@@ -15,6 +15,7 @@ VARIANTS = {
     "multi-head": {"num_key_value_heads": 4},
     "tied": {"tie_word_embeddings": True},
     "partial rotation": {"rope_parameters": HALF, "partial_rotary_factor": 0.5},
+    "window": {"sliding_window": 6},
     "window that covers all": {"sliding_window": 200},
 }
 

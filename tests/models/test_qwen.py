@@ -9,7 +9,19 @@ VARIANTS = {
     "qwen2": ("Qwen2", {}),
     "qwen2 tied": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen2 idle window": ("Qwen2", {"sliding_window": 8}),
+    "qwen2 window": (
+        "Qwen2",
+        {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
+    ),
     "qwen3": ("Qwen3", {}),
+    "qwen3 window": (
+        "Qwen3",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 9,
+            "layer_types": ("sliding_attention", "full_attention"),
+        },
+    ),
     "qwen3 biases": ("Qwen3", {"attention_bias": True}),
     "qwen3 odd head": ("Qwen3", {"head_dim": 24, "hidden_size": 40}),
     "qwen3 eps": ("Qwen3", {"rms_norm_eps": 1e-2}),

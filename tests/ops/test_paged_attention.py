@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -76,6 +76,7 @@ class Batch:
     slack: Sequence[int] = ()
     num_padding: int = 0
     seed: int = 0
+    sinks: torch.Tensor | None = None
     meta: AttentionMetadata = field(init=False)
     query: torch.Tensor = field(init=False)
     kv: torch.Tensor = field(init=False)
@@ -122,7 +123,7 @@ class Batch:
         return self.signature.num_heads, self.signature.head_dim
 
     def run(self, name: str, lse: torch.Tensor | None = None) -> torch.Tensor:
-        if name == "sdpa":
+        if name in ("sdpa", "masked"):
             sdpa.prepare(
                 self.meta,
                 block_size=self.block_size,
@@ -135,7 +136,9 @@ class Batch:
         query.copy_(self.query)
         kv = self.kv.clone()
         out = torch.full(self.query.shape, torch.nan, dtype=self.query.dtype)
-        kernel: Kernel = CANDIDATES[name].paged_attention(self.signature)
+        factory = sdpa.masked_attention if name == "masked" else CANDIDATES[name].paged_attention
+        weights = {} if self.sinks is None else {"sinks": self.sinks}
+        kernel: Kernel = factory(self.signature, **weights)
         if lse is None:
             kernel(query, kv, self.meta, out)
         else:
@@ -156,9 +159,14 @@ class Batch:
                 for head in range(signature.num_heads):
                     shared = head * signature.num_kv_heads // signature.num_heads
                     scores = keys[start:end, shared] @ token[head] * signature.scale
+                    if signature.softcap is not None:
+                        scores = np.tanh(scores / signature.softcap) * signature.softcap
+                    if self.sinks is not None:
+                        scores = np.append(scores, float(self.sinks[head]))
                     top = scores.max()
                     weights = np.exp(scores - top)
-                    out.append(weights @ values[start:end, shared] / weights.sum())
+                    weighted = weights[: end - start] @ values[start:end, shared]
+                    out.append(weighted / weights.sum())
                     lse.append(top + np.log(weights.sum()))
         shape = (-1, signature.num_heads)
         return np.array(out).reshape(*shape, signature.head_dim), np.array(lse).reshape(shape)
@@ -210,6 +218,27 @@ def test_against_float64(head_dim, heads, window, name):
     assert (out[live:] == 0).all(), "padding tokens get 0"
     if lse is not None:
         np.testing.assert_allclose(lse[:live].double().numpy(), expected_lse, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["reference", "masked", "invariant"])
+@pytest.mark.parametrize("window", [None, 6])
+@pytest.mark.parametrize(("softcap", "has_sinks"), [(1.5, False), (None, True), (1.5, True)])
+def test_softcap_and_sinks(softcap, has_sinks, window, name):
+    generator = torch.Generator().manual_seed(7)
+    signature = replace(
+        signature_of((6, 2), 16, window=window), softcap=softcap, has_sinks=has_sinks
+    )
+    rows = [random_row(generator, q, s, (6, 2), 16) for q, s in MIXED]
+    sinks = torch.randn(6, generator=generator) * 2 if has_sinks else None
+    garbage = 1e4 if name == "masked" else math.nan
+    batch = Batch(rows, signature, garbage, num_padding=3, sinks=sinks)
+    lse = None if name == "masked" else torch.full((len(batch.query), 6), torch.nan)
+    out, expected = batch.run(name, lse), batch.exact()
+    n = len(expected[0])
+    np.testing.assert_allclose(out[:n].numpy(), expected[0], rtol=1e-5, atol=1e-5)
+    assert (out[n:] == 0).all()
+    if lse is not None:
+        np.testing.assert_allclose(lse[:n].numpy(), expected[1], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)

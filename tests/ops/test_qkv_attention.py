@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
-from pelton.ops.paged_attention import AttentionMetadata, AttentionSignature, reference
-from pelton.ops.qkv_attention import compose
+from pelton.ops.paged_attention import SDPA, AttentionMetadata, AttentionSignature, reference
+from pelton.ops.qkv_attention import bind_composed, compose
+from pelton.ops.registry import Kernel
 
 HEADS, KV_HEADS, DIM, SIZE = 4, 2, 16, 4
 
@@ -28,20 +31,32 @@ def metadata(
     )
 
 
+SIGNATURE = AttentionSignature(
+    num_heads=HEADS,
+    num_kv_heads=KV_HEADS,
+    head_dim=DIM,
+    scale=0.25,
+    dtype=torch.float64,
+    device_type="cpu",
+)
+
+
 def run(qkv: torch.Tensor, kv: torch.Tensor, meta: AttentionMetadata, position: torch.Tensor):
-    signature = AttentionSignature(
-        num_heads=HEADS,
-        num_kv_heads=KV_HEADS,
-        head_dim=DIM,
-        scale=0.25,
-        dtype=torch.float64,
-        device_type="cpu",
-    )
+    kernel = compose(SIGNATURE, reference.paged_attention(SIGNATURE))
+    return run_kernel(kernel, qkv, kv, meta, position)
+
+
+def run_kernel(
+    kernel: Kernel,
+    qkv: torch.Tensor,
+    kv: torch.Tensor,
+    meta: AttentionMetadata,
+    position: torch.Tensor,
+):
     angle = position[:, None] * 100.0 ** -(torch.arange(DIM // 2).double() / (DIM // 2))
     cos = torch.cat([angle.cos()] * 2, -1)[:, None]
     out = torch.full((len(qkv), HEADS * DIM), torch.nan, dtype=torch.float64)
-    attend = compose(signature, reference.paged_attention(signature))
-    attend(qkv, cos, angle.sin()[:, None], kv, meta, out)
+    kernel(qkv, cos, angle.sin()[:, None], kv, meta, out)
     return out
 
 
@@ -97,3 +112,35 @@ def test_no_tokens():
     empty = torch.zeros(0, (HEADS + 2 * KV_HEADS) * DIM, dtype=torch.float64)
     kv = torch.zeros((1, SIZE, 2, KV_HEADS, DIM), dtype=torch.float64)
     assert run(empty, kv, metadata([], [], [], [[]]), torch.zeros(0)).shape == (0, HEADS * DIM)
+
+
+def test_query_and_key_heads_are_normed_before_rotation():
+    """As if the product had given normed heads; values stay as they are."""
+    torch.manual_seed(3)
+    qkv = torch.randn(5, HEADS + 2 * KV_HEADS, DIM, dtype=torch.float64) * 3
+    q_norm, k_norm = torch.rand(2, DIM, dtype=torch.float64) + 0.5
+    normed = qkv.clone()
+    for heads, weight in ((slice(0, HEADS), q_norm), (slice(HEADS, HEADS + KV_HEADS), k_norm)):
+        part = qkv[:, heads]
+        normed[:, heads] = part / (part.square().mean(-1, keepdim=True) + 0.1).sqrt() * weight
+    signature = replace(SIGNATURE, qk_norm_eps=0.1)
+    attend = reference.paged_attention(signature)
+    pools, outs = [], []
+    position = torch.arange(5) + 7
+    for given, kernel in (
+        (qkv, compose(signature, attend, q_norm=q_norm, k_norm=k_norm)),
+        (normed, compose(SIGNATURE, attend)),
+    ):
+        kv = torch.zeros((3, SIZE, 2, KV_HEADS, DIM), dtype=torch.float64)
+        meta = metadata([4, 5, 6, 7, 8], [5], [5], [[1, 2]])
+        outs.append(run_kernel(kernel, given.flatten(1).clone(), kv, meta, position))
+        pools.append(kv)
+    torch.testing.assert_close(outs[0], outs[1], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(pools[0], pools[1], rtol=1e-12, atol=1e-12)
+
+
+def test_a_bound_ladder_names_the_attention_that_runs():
+    plain = bind_composed(SDPA, SIGNATURE)
+    capped = bind_composed(SDPA, replace(SIGNATURE, softcap=5.0))
+    sinks = bind_composed(SDPA, replace(SIGNATURE, has_sinks=True), sinks=torch.zeros(HEADS))
+    assert (plain.names, capped.names, sinks.names) == (("sdpa",), ("masked",), ("masked",))

@@ -116,10 +116,13 @@ def rope(
             reader.require("partial_rotary_factor", 1.0, 1)
     if reader is None:
         return RopeConfig(rotary_dim=rotary_dim, theta=theta)
-    return _scaled(reader, rotary_dim, reader.number("rope_theta", theta), max_position)
+    return scaled_rope(reader, rotary_dim, reader.number("rope_theta", theta), max_position)
 
 
-def _scaled(reader: ConfigReader, rotary_dim: int, theta: float, max_position: int) -> RopeConfig:
+def scaled_rope(
+    reader: ConfigReader, rotary_dim: int, theta: float, max_position: int
+) -> RopeConfig:
+    """The rotation that one object of rope parameters describes."""
     key = (
         "type"
         if reader.get("rope_type") is None and reader.get("type") is not None

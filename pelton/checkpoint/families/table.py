@@ -9,6 +9,8 @@ from pelton.checkpoint.config_reader import ConfigReader
 from pelton.config.model import ModelConfig
 
 ARCHITECTURES: dict[str, str] = {
+    "Gemma2ForCausalLM": "pelton.checkpoint.families.gemma:read_gemma2",
+    "Gemma3ForCausalLM": "pelton.checkpoint.families.gemma:read_gemma3",
     "LlamaForCausalLM": "pelton.checkpoint.families.llama:read_llama",
     "MistralForCausalLM": "pelton.checkpoint.families.mistral:read_mistral",
     "Phi3ForCausalLM": "pelton.checkpoint.families.phi3:read_phi3",
