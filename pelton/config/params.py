@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pelton.errors import RequestError
@@ -11,16 +12,12 @@ from pelton.errors import RequestError
 # Known names of other engines that this version does not do: (neutral value, what to say).
 _NOT_YET: dict[str, Any] = {
     "best_of": None,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "repetition_penalty": 1.0,
-    "logit_bias": None,
-    "allowed_token_ids": None,
-    "bad_words": None,
     "prompt_logprobs": None,
     "structured_outputs": None,
-    "logits_processors": None,
 }
+
+# Tokens of all bad words, each counted as long as the longest.
+MAX_BAD_WORD_TOKENS = 2**16
 
 
 def _number(
@@ -49,6 +46,116 @@ def _integer(field_name: str, value: Any, low: int, high: int = 2**63 - 1) -> No
 MAX_N = 16_384
 
 
+def _int32(field_name: str, value: Any) -> int:
+    """Whether it lies in a vocabulary, the engine says."""
+    _integer(field_name, value, -(2**31), 2**31 - 1)
+    return int(value)
+
+
+def _list(field_name: str, value: Any) -> list[Any]:
+    if not isinstance(value, (list, tuple)):
+        raise RequestError(f"{field_name} must be a list, got {value!r}.", field=field_name)
+    return list(value)
+
+
+def _logit_bias(given: Any) -> dict[int, float] | None:
+    """Keys as integers; JSON has them as strings."""
+    if given is None:
+        return None
+    if not isinstance(given, Mapping):
+        raise RequestError(
+            f"logit_bias must be a dict of token id to bias, got {given!r}.", field="logit_bias"
+        )
+    biases: dict[int, float] = {}
+    for key, bias in given.items():
+        token = key
+        if isinstance(key, str) and key.isascii() and key.removeprefix("-").isdigit():
+            token = int(key)
+        token = _int32("logit_bias", token)
+        _number("logit_bias", bias, -100.0, 100.0)
+        if token in biases:
+            raise RequestError(f"logit_bias has token {token} twice.", field="logit_bias")
+        biases[token] = float(bias)
+    return biases
+
+
+def _allowed_ids(given: Any) -> tuple[int, ...] | None:
+    """Each once, in order."""
+    if given is None:
+        return None
+    ids = [_int32("allowed_token_ids", token) for token in _list("allowed_token_ids", given)]
+    if not ids:
+        raise RequestError(
+            "allowed_token_ids must hold at least 1 token id, got an empty list; leave it at None "
+            "to allow all.",
+            field="allowed_token_ids",
+        )
+    return tuple(dict.fromkeys(ids))
+
+
+def _bad_words(given: Any) -> tuple[str, ...] | None:
+    if given is None:
+        return None
+    words = _list("bad_words", given)
+    for word in words:
+        if not isinstance(word, str) or not word.strip():
+            raise RequestError(
+                f"bad_words must hold strings with a visible character, got {word!r}.",
+                field="bad_words",
+            )
+    return tuple(words)
+
+
+def _bad_words_ids(given: Any) -> tuple[tuple[int, ...], ...]:
+    words = tuple(
+        tuple(_int32("bad_words", token) for token in _list("bad_words_token_ids", word))
+        for word in _list("bad_words_token_ids", given)
+    )
+    if not all(words):
+        raise RequestError("bad_words must have at least 1 token each.", field="bad_words")
+    size = len(words) * max(map(len, words), default=0)
+    if size > MAX_BAD_WORD_TOKENS:
+        raise RequestError(
+            f"bad_words may have {MAX_BAD_WORD_TOKENS} tokens, each counted as long as the longest "
+            f"(with and without a leading space); these have {size}.",
+            field="bad_words",
+        )
+    return words
+
+
+def _processors(given: Any) -> dict[str, dict[str, Any]] | None:
+    """name -> keyword arguments."""
+    if given is None:
+        return None
+    names = given if isinstance(given, Mapping) else {name: {} for name in _names(given)}
+    asked: dict[str, dict[str, Any]] = {}
+    for name, arguments in names.items():
+        if not isinstance(name, str):
+            raise RequestError(_BY_NAME.format(name), field="logits_processors")
+        if not isinstance(arguments, Mapping) or not all(isinstance(k, str) for k in arguments):
+            raise RequestError(
+                f"logits_processors[{name!r}] must be a dict of keyword arguments, got "
+                f"{arguments!r}.",
+                field="logits_processors",
+            )
+        asked[name] = dict(arguments)
+    return asked
+
+
+def _names(given: Any) -> list[str]:
+    names = _list("logits_processors", [given] if callable(given) else given)
+    for name in names:
+        if not isinstance(name, str):
+            raise RequestError(_BY_NAME.format(name), field="logits_processors")
+    return names
+
+
+_BY_NAME = (
+    "logits_processors are given by name, got {!r}: register the function with "
+    "pelton.sampling.table.register(name, 'module:function'), and pass the name."
+)
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How one request is sampled and when it ends.
@@ -58,6 +165,14 @@ class SamplingParams:
         if prefix caching is on, but for its last, partial block; else once per answer.
     temperature: 0 = greedy; below 0.01 it is treated as 0.01, so that logits / T stays finite.
     top_k: 0 or -1 = off. top_p in (0, 1], min_p in [0, 1].
+    presence_penalty / frequency_penalty: in [-2, 2]; taken from a token's logit if the output has
+        it, and for each time that it has.
+    repetition_penalty: in [1e-6, 1e6]; above 1 makes every token of prompt and output less likely.
+    logit_bias: token id -> what is added to its logit, in [-100, 100].
+    allowed_token_ids: no other token is drawn.
+    bad_words: texts that the output will not hold, at a word's start or within one.
+    bad_words_token_ids: the same as token ids; the engine fills it from bad_words.
+    logits_processors: names from pelton/sampling/table.py, as a list, or as name -> arguments.
     seed: fixes the request's noise; without it the engine draws one.
     stop / stop_token_ids: end the answer; stop strings are cut from the text unless
         include_stop_str_in_output.
@@ -80,7 +195,7 @@ class SamplingParams:
     seed: int | None = None
     stop: str | list[str] | tuple[str, ...] | None = None
     stop_token_ids: list[int] | tuple[int, ...] | None = None
-    bad_words: list[str] | None = None
+    bad_words: list[str] | tuple[str, ...] | None = None
     ignore_eos: bool = False
     max_tokens: int | None = 16
     min_tokens: int = 0
@@ -90,9 +205,10 @@ class SamplingParams:
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     logit_bias: dict[int, float] | None = None
-    allowed_token_ids: list[int] | None = None
+    allowed_token_ids: list[int] | tuple[int, ...] | None = None
     structured_outputs: Any = None
-    logits_processors: Any = field(default=None, repr=False)
+    logits_processors: dict[str, dict[str, Any]] | list[str] | None = None
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
         for name, neutral in _NOT_YET.items():
@@ -115,6 +231,16 @@ class SamplingParams:
         _number("top_p", self.top_p, 0.0, 1.0, open_low=True)
         _number("min_p", self.min_p, 0.0, 1.0)
         _integer("top_k", self.top_k, -1, 2**31 - 1)
+        _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _number("repetition_penalty", self.repetition_penalty, 1e-6, 1e6)
+        object.__setattr__(self, "logit_bias", _logit_bias(self.logit_bias))
+        object.__setattr__(self, "allowed_token_ids", _allowed_ids(self.allowed_token_ids))
+        object.__setattr__(self, "bad_words", _bad_words(self.bad_words))
+        object.__setattr__(
+            self, "bad_words_token_ids", _bad_words_ids(self.bad_words_token_ids or ())
+        )
+        object.__setattr__(self, "logits_processors", _processors(self.logits_processors))
         if self.seed is not None:
             _integer("seed", self.seed, -(2**63))
         if self.max_tokens is not None:
@@ -142,6 +268,22 @@ class SamplingParams:
     @property
     def is_greedy(self) -> bool:
         return self.temperature == 0.0
+
+    @property
+    def has_penalties(self) -> bool:
+        return (self.repetition_penalty, self.frequency_penalty, self.presence_penalty) != (1, 0, 0)
+
+    def token_id_fields(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """(field, ids) of all that must lie in the model's vocabulary."""
+        yield "stop_token_ids", tuple(self.stop_token_ids or ())
+        yield "logit_bias", tuple(self.logit_bias or ())
+        yield "allowed_token_ids", tuple(self.allowed_token_ids or ())
+        yield "bad_words", tuple(token for word in self.bad_words_token_ids for token in word)
+
+    @property
+    def processors(self) -> dict[str, dict[str, Any]]:
+        """Normalised `logits_processors`: name -> arguments."""
+        return self.logits_processors or {}  # type: ignore[return-value]
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

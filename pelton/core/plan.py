@@ -18,6 +18,7 @@ OK = 0
 NAN_LOGITS = 1  # the row's largest logit is NaN or +inf
 ALL_MASKED = 2  # no token is legal
 BAD_TOKEN = 3  # the sampled id is outside [0, vocab)
+PROCESSOR_FAILED = 4  # a logits processor of the request's raised
 
 
 class SlotRef(NamedTuple):

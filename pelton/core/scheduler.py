@@ -24,6 +24,7 @@ from pelton.core.plan import (
     BAD_TOKEN,
     NAN_LOGITS,
     OK,
+    PROCESSOR_FAILED,
     BlockAppend,
     Int32Array,
     NewRow,
@@ -40,6 +41,7 @@ _STATUS_TEXT = {
     NAN_LOGITS: "the model's logits are not finite",
     ALL_MASKED: "no token is legal",
     BAD_TOKEN: "the sampled id is outside the vocabulary",
+    PROCESSOR_FAILED: "a logits processor raised an exception; the log has it",
 }
 
 
@@ -203,10 +205,11 @@ class Scheduler:
                 f"{self._kv.num_usable} usable ones. Shorten it or enlarge the KV cache.",
                 field="prompt_token_ids",
             )
-        for field, ids in (
+        fields: list[tuple[str, npt.NDArray[np.signedinteger]]] = [
             ("prompt_token_ids", request.known_token_ids),
-            ("stop_token_ids", np.array(request.params.stop_token_ids or (), dtype=np.int64)),
-        ):
+            *((name, np.array(ids, np.int64)) for name, ids in request.params.token_id_fields()),
+        ]
+        for field, ids in fields:
             wrong = ids[(ids < 0) | (ids >= self._vocab_size)]
             if len(wrong):
                 raise RequestError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pelton.config.engine import EngineConfig
@@ -10,6 +11,7 @@ from pelton.config.params import SamplingParams
 from pelton.core.plan import Int32Array
 from pelton.core.request import Request
 from pelton.errors import RequestError
+from pelton.sampling.processors import load_processors
 from pelton.tokens.tokenizer import Tokenizer
 
 Prompt = str | Mapping[str, Any]
@@ -38,6 +40,7 @@ class PromptReader:
         """
         text, ids, salt = self._parts(prompt)
         self._check_params(params)
+        params = self._with_bad_words(params)
         request = Request(
             request_id,
             ids,
@@ -94,7 +97,33 @@ class PromptReader:
                 f"{params.logprobs}.",
                 field="logprobs",
             )
+        load_processors(params.processors)
         if params.stop_strings and self._tokenizer is None:
             raise RequestError(
                 "stop strings need a tokenizer, and this model has no tokenizer.json.", field="stop"
             )
+
+    def _with_bad_words(self, params: SamplingParams) -> SamplingParams:
+        """Bad words as token ids: at the beginning of a word, and within one or at a line's start.
+
+        vLLM leaves the form with a space out where it has another number of tokens; here it counts.
+        """
+        if not params.bad_words:
+            return params
+        if self._tokenizer is None:
+            raise RequestError(
+                "bad_words need a tokenizer, and this model has no tokenizer.json.",
+                field="bad_words",
+            )
+        sequences = list(params.bad_words_token_ids)
+        for word in params.bad_words:
+            for text in (word.lstrip(), " " + word.lstrip()):
+                ids = self._tokenizer.encode(text, add_special_tokens=False).tolist()
+                if not ids:
+                    raise RequestError(
+                        f"bad_words has {word!r}, which this model's tokenizer turns into no "
+                        "token.",
+                        field="bad_words",
+                    )
+                sequences.append(tuple(ids))
+        return replace(params, bad_words_token_ids=tuple(dict.fromkeys(sequences)))

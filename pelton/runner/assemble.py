@@ -156,7 +156,7 @@ def assemble(
         head = SampleHead(
             device,
             model,
-            Sampler.for_device(device, sampling_rows),
+            Sampler.for_device(device, sampling_rows, row_tensors),
             row_tensors,
             ResultRing(
                 device,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import IntFlag
 
 import numpy as np
@@ -9,8 +10,11 @@ import torch
 
 from pelton.batch.participant import StepParticipant
 from pelton.batch.staged import Staging
-from pelton.core.plan import NewRow
+from pelton.config.params import SamplingParams
+from pelton.core.plan import NewRow, SlotRef
 from pelton.errors import RequestError
+from pelton.sampling.processors import Processor, load_processors
+from pelton.sampling.row_lists import RowLists
 
 MAX_STOP_IDS = 128
 _INT32_MAX = 2**31 - 1
@@ -24,10 +28,18 @@ class Need(IntFlag):
     MIN_P = 4
     TOP_K = 8
     TOP_P = 16
+    ALLOWED_IDS = 32
+    LOGIT_BIAS = 64
+    PENALTIES = 128
+    BAD_WORDS = 256
+    PROCESSORS = 512
 
 
 class SamplingRows(StepParticipant):
-    """Staged tensors of [num_rows, 1] (stop_ids: [num_rows, MAX_STOP_IDS]) and host mirrors.
+    """Staged tensors of [num_rows, 1] and host mirrors.
+
+    stop_ids: [num_rows, MAX_STOP_IDS]. penalties: [num_rows, 3], repetition, frequency, presence.
+    lists: whatever has any length. processors: slot -> the functions of a row that has some.
 
     A greedy row (temperature 0) has top_k 1, top_p 1, min_p 0, whatever its request said.
     Mirrors, [num_rows]: needs_np, Need flags; top_k_np and min_len_np, as on the device;
@@ -50,6 +62,9 @@ class SamplingRows(StepParticipant):
         self.seed = staging.tensor("seed", num_rows, 1, torch.int64)
         self.min_len = staging.tensor("min_len", num_rows, 1, torch.int32)
         self.stop_ids = staging.tensor("stop_ids", num_rows, MAX_STOP_IDS, torch.int32)
+        self.penalties = staging.tensor("penalties", num_rows, 3, torch.float32)
+        self.lists = RowLists(staging, num_rows)
+        self.processors: dict[int, tuple[Processor, ...]] = {}
         self.needs_np = np.zeros(num_rows, np.int32)
         self.top_k_np = np.ones(num_rows, np.int32)
         self.min_len_np = np.zeros(num_rows, np.int32)
@@ -59,10 +74,13 @@ class SamplingRows(StepParticipant):
     def add_request(self, row: NewRow) -> None:
         """Stage and mirror every field.
 
-        Raises RequestError for stop_token_ids outside the vocabulary, more than MAX_STOP_IDS end
-        tokens together with min_tokens, and more logprobs than the engine allows.
+        Raises RequestError for token ids outside the vocabulary, more than MAX_STOP_IDS end tokens
+        together with min_tokens, more logprobs than the engine allows, bad words that were not
+        tokenised, and logits processors that cannot be found.
         """
         params = row.params
+        for field, ids in params.token_id_fields():
+            _check_ids(field, ids, self.vocab_size)
         stop_ids = self._stop_ids(row)
         num_logprobs = -1 if params.logprobs is None else params.logprobs
         if num_logprobs > self.max_logprobs:
@@ -71,8 +89,13 @@ class SamplingRows(StepParticipant):
                 f"more than its vocabulary), got {num_logprobs}: ask for fewer.",
                 field="logprobs",
             )
+        if params.bad_words and not params.bad_words_token_ids:
+            raise RequestError(
+                "bad_words need a tokenizer, and were given none.", field="bad_words"
+            )
+        processors = load_processors(params.processors)
 
-        needs = Need(0)
+        needs = _list_needs(params)
         temperature, top_p, min_p, top_k = params.temperature, 1.0, 0.0, 1
         if not params.is_greedy:
             needs |= Need.RANDOM
@@ -86,6 +109,15 @@ class SamplingRows(StepParticipant):
             needs |= Need.MIN_TOKENS
 
         slot = row.ref.slot
+        self.lists.add(row.ref, params)
+        self.processors.pop(slot, None)
+        if processors:
+            self.processors[slot] = processors
+        self.penalties.stage(
+            slot,
+            0,
+            [params.repetition_penalty, params.frequency_penalty, params.presence_penalty],
+        )
         self.temperature.stage(slot, 0, [temperature])
         self.top_p.stage(slot, 0, [top_p])
         self.min_p.stage(slot, 0, [min_p])
@@ -99,17 +131,14 @@ class SamplingRows(StepParticipant):
         self.num_stop_ids_np[slot] = len(stop_ids)
         self.num_logprobs_np[slot] = num_logprobs
 
+    def remove_request(self, ref: SlotRef) -> None:
+        """Let go of what takes memory; all else waits for the row's next owner."""
+        self.lists.remove(ref)
+
     def _stop_ids(self, row: NewRow) -> list[int]:
         """The tokens to forbid until min_tokens are out: none without min_tokens."""
         params = row.params
         asked = params.stop_token_ids or ()
-        for token in asked:
-            if token >= self.vocab_size:
-                raise RequestError(
-                    f"stop_token_ids must be below the vocabulary size {self.vocab_size}, "
-                    f"got {token}.",
-                    field="stop_token_ids",
-                )
         if params.min_tokens == 0:
             return []
         stop_ids = sorted({*row.eos_token_ids, *asked})
@@ -121,3 +150,27 @@ class SamplingRows(StepParticipant):
                 field="stop_token_ids",
             )
         return stop_ids
+
+
+def _list_needs(params: SamplingParams) -> Need:
+    """Needs of what a greedy row may have too."""
+    asked = {
+        Need.ALLOWED_IDS: params.allowed_token_ids is not None,
+        Need.LOGIT_BIAS: bool(params.logit_bias),
+        Need.PENALTIES: params.has_penalties,
+        Need.BAD_WORDS: bool(params.bad_words_token_ids),
+        Need.PROCESSORS: bool(params.logits_processors),
+    }
+    needs = Need(0)
+    for need, is_asked in asked.items():
+        needs |= need if is_asked else Need(0)
+    return needs
+
+
+def _check_ids(field: str, ids: Iterable[int], vocab_size: int) -> None:
+    for token in ids:
+        if not 0 <= token < vocab_size:
+            raise RequestError(
+                f"{field} must be in [0, {vocab_size}), the model's vocabulary, got {token}.",
+                field=field,
+            )

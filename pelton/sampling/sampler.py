@@ -3,32 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from pelton.core.plan import ALL_MASKED, NAN_LOGITS, OK, Int32Array
+from pelton.core.plan import ALL_MASKED, NAN_LOGITS, OK, PROCESSOR_FAILED, Int32Array
 from pelton.device.protocol import Device
 from pelton.ops.argmax import argmax
 from pelton.ops.logprobs import logprobs
+from pelton.ops.step_tensors import RowTensors
 from pelton.sampling.logits_source import LogitsSource
+from pelton.sampling.row_lists import NO_LISTS
 from pelton.sampling.rows import Need, SamplingRows
+from pelton.sampling.stages.allowed_ids import allowed_ids
+from pelton.sampling.stages.bad_words import bad_words
 from pelton.sampling.stages.draw import draw
+from pelton.sampling.stages.logit_bias import logit_bias
 from pelton.sampling.stages.min_p import min_p
 from pelton.sampling.stages.min_tokens import min_tokens
+from pelton.sampling.stages.penalties import penalties
+from pelton.sampling.stages.processors import processors
 from pelton.sampling.stages.temperature import temperature
 from pelton.sampling.stages.top_k_top_p import top_k_top_p
 from pelton.sampling.tile import Span, Tile
 
 ANY = Need(~0)
+_LISTS = Need.ALLOWED_IDS | Need.LOGIT_BIAS | Need.BAD_WORDS
+_HISTORY = Need.PENALTIES | Need.PROCESSORS
 
-# The order can be observed. Masks come first, so that later stages weigh legal tokens only; min_p,
-# top-k and top-p work on what the temperature left, as in vLLM.
+# The order can be observed, and is vLLM's. A bias adds before the repetition penalty scales; a
+# processor sees what all of these left, and masks come before whatever weighs legal tokens; min_p,
+# top-k and top-p work on what the temperature left.
 STAGES: tuple[tuple[Need, Callable[[Tile], None]], ...] = (
+    (Need.ALLOWED_IDS, allowed_ids),
+    (Need.LOGIT_BIAS, logit_bias),
     (Need.MIN_TOKENS, min_tokens),
+    (Need.PENALTIES, penalties),
+    (Need.BAD_WORDS, bad_words),
+    (Need.PROCESSORS, processors),
     (Need.RANDOM, temperature),
     (Need.MIN_P, min_p),
     (Need.TOP_K | Need.TOP_P, top_k_top_p),
@@ -45,19 +60,21 @@ class SamplePlan:
 
     spans: cover rows 0:N. logprob_spans: half-open ranges of rows that asked.
     logprob_width: the largest number of top log-probabilities that a row asked for.
+    pool: the device's lists as this step finds them.
     """
 
     spans: tuple[Span, ...]
     logprob_spans: tuple[tuple[int, int], ...]
     logprob_width: int
+    pool: torch.Tensor = field(compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class SampleOutput:
     """Device buffers for up to max_rows verification rows; rows from N on are not written.
 
-    token_ids: [max_rows] int32, always in [0, V). status: [max_rows] int32, OK, NAN_LOGITS or
-        ALL_MASKED of core/plan.py; unless OK the id is a placeholder, 0.
+    token_ids: [max_rows] int32, always in [0, V). status: [max_rows] int32, OK, NAN_LOGITS,
+        ALL_MASKED or PROCESSOR_FAILED of core/plan.py; unless OK the id is a placeholder, 0.
     token_logprobs [max_rows] float32, ranks [max_rows] int32; top_ids int32 and top_logprobs
         float32, [max_rows, max_logprobs]: only rows in logprob_spans and the first logprob_width
         columns are written. Rank = 1 + number of larger logits.
@@ -86,34 +103,40 @@ class Sampler:
     """One token per verification row.
 
     Args:
+        state: row state, for the tokens that a row has so far.
         tile_elements: logits that go through the stages together; None: all rows at once. Tokens
             do not depend on it.
     """
 
-    def __init__(self, rows: SamplingRows, *, tile_elements: int | None) -> None:
+    def __init__(self, rows: SamplingRows, state: RowTensors, *, tile_elements: int | None) -> None:
         self._rows = rows
+        self._state = state
         self._max_tile_rows = (
             None if tile_elements is None else max(1, tile_elements // rows.vocab_size)
         )
 
     @classmethod
-    def for_device(cls, device: Device, rows: SamplingRows) -> Sampler:
+    def for_device(cls, device: Device, rows: SamplingRows, state: RowTensors) -> Sampler:
         """Cache-sized tiles on a CPU, and everything at once where launches are what costs."""
         on_cpu = device.torch_device.type == "cpu"
-        return cls(rows, tile_elements=_CPU_TILE if on_cpu else None)
+        return cls(rows, state, tile_elements=_CPU_TILE if on_cpu else None)
 
-    def plan(self, slots: Int32Array, min_positions: Int32Array) -> SamplePlan:
+    def plan(
+        self, slots: Int32Array, max_positions: Int32Array, num_uncertain: int = 0
+    ) -> SamplePlan:
         """Decide on the host which stages run for which rows.
 
         slots: [N], of each verification row.
-        min_positions: [N], no position of `run` is less than this one: exact without drafts in
-            flight, else the host's upper bound minus the drafts that may yet be rejected. Too low
-            costs time, too high would let an end token through before min_tokens.
+        max_positions: [N], no position of `run` is more than this one, nor less by more than
+            num_uncertain: 0 without drafts in flight, else how many of them may yet be rejected.
+            Wider bounds cost time, wrong ones would let an end token through before min_tokens or
+            hide a token from the penalties.
         """
-        if not len(slots):
-            return SamplePlan((), (), 0)
         rows = self._rows
-        is_past_min = min_positions + 1 >= rows.min_len_np[slots]
+        pool = rows.lists.pool.tensor
+        if not len(slots):
+            return SamplePlan((), (), 0, pool)
+        is_past_min = max_positions - num_uncertain + 1 >= rows.min_len_np[slots]
         needs = np.where(
             is_past_min, rows.needs_np[slots] & ~int(Need.MIN_TOKENS), rows.needs_np[slots]
         )
@@ -122,26 +145,46 @@ class Sampler:
         else:
             ranges = _runs(needs, self._max_tile_rows, whole=0)
         spans = tuple(
-            Span(
-                start,
-                stop,
-                Need(int(np.bitwise_or.reduce(needs[start:stop]))),
-                int(rows.top_k_np[slots[start:stop]].max()),
-                int(rows.num_stop_ids_np[slots[start:stop]].max()),
-            )
+            self._span(start, stop, needs[start:stop], slots[start:stop], max_positions[start:stop])
             for start, stop in ranges
         )
         num_logprobs = rows.num_logprobs_np[slots]
         width = int(num_logprobs.max())
         if width < 0:
-            return SamplePlan(spans, (), 0)
+            return SamplePlan(spans, (), 0, pool)
         asks = (num_logprobs >= 0).astype(np.int32)
         asking = tuple(
             (start, stop)
             for start, stop in _runs(asks, self._max_tile_rows or len(slots))
             if asks[start]
         )
-        return SamplePlan(spans, asking, width)
+        return SamplePlan(spans, asking, width, pool)
+
+    def _span(
+        self,
+        start: int,
+        stop: int,
+        needs: Int32Array,
+        slots: Int32Array,
+        max_positions: Int32Array,
+    ) -> Span:
+        rows = self._rows
+        all_needs = Need(int(np.bitwise_or.reduce(needs)))
+        looks_back = (needs & int(_HISTORY)) != 0
+        return Span(
+            start,
+            stop,
+            all_needs,
+            int(rows.top_k_np[slots].max()),
+            int(rows.num_stop_ids_np[slots].max()),
+            rows.lists.sizes(slots) if all_needs & _LISTS else NO_LISTS,
+            int(max_positions[looks_back].max()) + 1 if all_needs & _HISTORY else 0,
+            tuple(
+                (row, rows.processors[slot])
+                for row, slot in enumerate(slots.tolist())
+                if all_needs & Need.PROCESSORS and slot in rows.processors
+            ),
+        )
 
     def run(
         self,
@@ -159,7 +202,7 @@ class Sampler:
         """
         logits = source.logits()
         for span in plan.spans:
-            self._sample(span, logits, slots, positions, out)
+            self._sample(span, plan.pool, logits, slots, positions, out)
         width = plan.logprob_width
         for start, stop in plan.logprob_spans:
             logprobs(
@@ -174,6 +217,7 @@ class Sampler:
     def _sample(
         self,
         span: Span,
+        pool: torch.Tensor,
         logits: torch.Tensor,
         slots: torch.Tensor,
         positions: torch.Tensor,
@@ -183,6 +227,7 @@ class Sampler:
         raw = logits[at]
         out_ids = out.token_ids[at]
         out_max = raw.new_empty(len(raw), dtype=torch.float32)
+        failed_rows: list[int] = []
         if not span.needs:
             argmax(raw, out_ids, out_max)
             raw_max = out_max
@@ -191,6 +236,8 @@ class Sampler:
             tile = Tile(
                 span=span,
                 rows=self._rows,
+                state=self._state,
+                pool=pool,
                 slots=slots[at],
                 positions=positions[at],
                 scores=raw.to(torch.float32, copy=True),
@@ -201,10 +248,13 @@ class Sampler:
             for needs, stage in STAGES:
                 if span.needs & needs:
                     stage(tile)
+            failed_rows = tile.failed_rows
         # NaN compares false. A mask may have hidden it, and temperature may have made it.
         is_sound = (raw_max < torch.inf) & (out_max < torch.inf)
         masked = torch.where(out_max == -torch.inf, ALL_MASKED, OK)
         status = torch.where(is_sound, masked, NAN_LOGITS)
+        for row in failed_rows:
+            status[row] = PROCESSOR_FAILED
         out.status[at].copy_(status)
         out_ids.mul_(status == OK)
 

@@ -189,6 +189,10 @@ def test_a_prompt_of_another_type(shared):
         {"logprobs": 10**6},
         {"stop_token_ids": list(range(3, 200)), "min_tokens": 1},
         {"stop": ["x" * 10**6]},
+        {"logit_bias": {"999999": 5}},
+        {"logit_bias": {"-1": 5}},
+        {"allowed_token_ids": [320]},
+        {"logits_processors": ["nobody"]},
     ],
 )
 def test_bad_params_hurt_one_request(changes, shared):
@@ -197,6 +201,34 @@ def test_bad_params_hurt_one_request(changes, shared):
     assert isinstance(wrong.error, RequestError), wrong
     assert wrong.outputs[0].finish_reason == "error"
     assert good.outputs[0].token_ids == expected(TEXTS[1], greedy())
+
+
+def test_bad_words_do_not_come(shared):
+    """Tokens of the greedy answer, given as words: until the first would come, nothing changes."""
+    num_tried = 0
+    for text in TEXTS:
+        plain = expected(text, greedy(30))
+        pieces = [text_of([token]) for token in plain]
+        words = [piece for piece in pieces if piece.isascii() and piece.strip()]
+        words = [word for word in words if word.isprintable() and len(ids(word.lstrip())) == 1][:3]
+        if not words:
+            continue
+        num_tried += 1
+        (output,) = ask(shared, text, greedy(30, bad_words=words))
+        tokens = output.outputs[0].token_ids
+        banned = {sequence[0] for word in words if len(sequence := ids(word.lstrip())) == 1}
+        banned |= {sequence[0] for word in words if len(sequence := ids(" " + word.lstrip())) == 1}
+        first = next(place for place, token in enumerate(plain) if token in banned)
+        assert not banned & set(tokens)
+        assert tokens[:first] == plain[:first]
+    assert num_tried >= 2
+
+
+def test_bad_words_become_both_forms(shared):
+    request, _ = shared._reader.read("r", TEXTS[0], greedy(bad_words=["wheel", " wheel", "go"]))
+    found = request.params.bad_words_token_ids
+    assert set(found) == {tuple(ids(form)) for form in ("wheel", " wheel", "go", " go")}
+    assert len({len(word) for word in found}) > 1
 
 
 def test_wrong_arguments():
@@ -407,7 +439,11 @@ def test_without_a_tokenizer():
     (output,) = ask(llm, {"prompt_token_ids": [5, 6, 7]}, greedy(logprobs=1))
     assert output.outputs[0].token_ids == plain_tokens([5, 6, 7], greedy())
     assert output.outputs[0].text == ""
-    for prompt, params in (("text", greedy()), ({"prompt_token_ids": [5]}, greedy(stop="x"))):
+    for prompt, params in (
+        ("text", greedy()),
+        ({"prompt_token_ids": [5]}, greedy(stop="x")),
+        ({"prompt_token_ids": [5]}, greedy(bad_words=["x"])),
+    ):
         with pytest.raises(RequestError, match=r"tokenizer\.json"):
             ask(llm, prompt, params)
     with pytest.raises(ConfigError, match=r"tokenizer\.json"):

@@ -3,96 +3,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from support.sampling import NUM_SLOTS, POISON, VOCAB, Bench, GivenLogits
 
-from pelton.batch.staged import Staging
 from pelton.config.params import SamplingParams
-from pelton.core.plan import ALL_MASKED, NAN_LOGITS, OK, NewRow, SlotRef
+from pelton.core.plan import ALL_MASKED, NAN_LOGITS, OK
 from pelton.device.cpu import CPUDevice
 from pelton.device.fake import FakeDevice
 from pelton.ops.gumbel_argmax import reference as gumbel
-from pelton.sampling import sampler as sampler_module
-from pelton.sampling.rows import SamplingRows
-from pelton.sampling.sampler import STAGES, SampleOutput, Sampler
 
-NUM_SLOTS = 100
-VOCAB = 1031
-POISON = -7
 TILES = [None, 1, 4 * VOCAB]
 
 
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     torch.manual_seed(0)
-
-
-class GivenLogits:
-    """A LogitsSource without a head."""
-
-    def __init__(self, logits):
-        self._logits = logits
-
-    def logits(self):
-        return self._logits
-
-
-class Bench:
-    """Rows, a sampler and its output on one device."""
-
-    def __init__(self, device=None, vocab=VOCAB, tile_elements=None, max_logprobs=20):
-        self.device = CPUDevice() if device is None else device
-        self.staging = Staging(self.device, depth=2)
-        self.rows = SamplingRows(
-            self.staging, num_rows=NUM_SLOTS, vocab_size=vocab, max_logprobs=max_logprobs
-        )
-        self.staging.allocate()
-        self.sampler = Sampler(self.rows, tile_elements=tile_elements)
-        self.out = SampleOutput.allocate(self.device, NUM_SLOTS, max_logprobs)
-        self.plan = None
-
-    def add(self, slot, seed=0, prompt_len=4, eos=(2,), **params):
-        self.rows.add_request(
-            NewRow(
-                ref=SlotRef(slot, 0),
-                request_id=str(slot),
-                token_ids=np.arange(prompt_len, dtype=np.int32),
-                prompt_len=prompt_len,
-                num_computed_tokens=0,
-                block_ids=(),
-                params=SamplingParams(**{"max_tokens": 1000, **params}),
-                seed=seed,
-                eos_token_ids=eos,
-            )
-        )
-
-    def run(self, logits, slots, positions):
-        """-> token ids and status of the rows, as lists; checks that the others are untouched."""
-        step = self.staging.begin()
-        self.staging.flush(step)
-        fields = [getattr(self.out, name) for name in SampleOutput.__slots__]
-        for field in fields:
-            self.device.launch(torch.Tensor.fill_, field, POISON)
-        self.plan = self.sampler.plan(np.array(slots, np.int32), np.array(positions, np.int32))
-        before = logits.clone()
-        self.device.launch(
-            self.sampler.run,
-            self.plan,
-            GivenLogits(logits),
-            torch.tensor(slots),
-            torch.tensor(positions, dtype=torch.int32),
-            self.out,
-        )
-        host = [self.device.host_buffer(tuple(f.shape), f.dtype) for f in fields]
-        for target, source in zip(host, fields):
-            self.device.copy_to_host(target, source)
-        step.release()
-        self.device.synchronize()
-        assert torch.equal(logits.nan_to_num(5e4), before.nan_to_num(5e4)), "logits were changed"
-        self.host = SampleOutput(*host)
-        assert all((field[len(slots) :] == POISON).all() for field in host)
-        return (
-            self.host.token_ids[: len(slots)].tolist(),
-            self.host.status[: len(slots)].tolist(),
-        )
 
 
 def oracle(logits, position, seed, params, end_ids=()):
@@ -158,41 +82,6 @@ def test_all_stages_against_the_oracle(tile_elements, dtype):
     ]
     assert tokens == expected
     assert status == [OK] * 60
-
-
-@pytest.mark.parametrize(
-    "order",
-    [
-        (1, 2, 0, 3, 4),  # a mask after min_p; mask and temperature alone commute
-        (0, 2, 1, 3, 4),
-        (0, 1, 3, 2, 4),
-        (0, 1, 2, 4, 3),
-    ],
-)
-def test_another_order_of_stages_gives_other_tokens(order, monkeypatch):
-    """So test_all_stages_against_the_oracle proves the order of STAGES."""
-    logits = torch.randn(64, VOCAB) * 2
-    masks = order[0] == 1
-    if masks:
-        logits[:, 2] = 30.0
-
-    def tokens():
-        bench = Bench()
-        for slot in range(64):
-            bench.add(
-                slot,
-                seed=slot,
-                temperature=0.5,
-                min_p=0.05,
-                top_k=900,
-                top_p=0.5,
-                min_tokens=9 if masks else 0,
-            )
-        return bench.run(logits, list(range(64)), [5] * 64)[0]
-
-    right = tokens()
-    monkeypatch.setattr(sampler_module, "STAGES", tuple(STAGES[i] for i in order))
-    assert tokens() != right
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -116,11 +116,10 @@ class SampleHead:
         slots = np.repeat(batch.slots_np, counts)
         # The first verification row of a request is its first token less its drafts.
         offset = np.arange(len(slots)) - np.repeat(counts.cumsum() - counts, counts)
-        first = batch.seq_len_bound_np - counts
-        if not batch.bounds_are_exact:
-            # Steps in flight may reject every draft that the bound counts as computed.
-            first = first - self._num_drafts * len(self._ring)
-        return self._sampler.plan(slots, (np.repeat(first, counts) + offset).astype(np.int32))
+        first = np.repeat(batch.seq_len_bound_np - counts, counts)
+        # Steps in flight may reject every draft that the bound counts as computed.
+        num_uncertain = 0 if batch.bounds_are_exact else self._num_drafts * len(self._ring)
+        return self._sampler.plan(slots, (first + offset).astype(np.int32), num_uncertain)
 
     def _sample(
         self,
