@@ -115,7 +115,11 @@ def test_groups_share_one_pool():
 def run_poisoned(name: str, backend: str) -> list[list[int]]:
     """Tokens when every block that nobody holds is NaN after every step."""
     engine = TinyEngine(
-        folder_of(name), device="queued", enable_prefix_caching=False, **BACKENDS[backend]
+        folder_of(name),
+        device="queued",
+        enable_prefix_caching=False,
+        long_prefill_token_threshold=5,  # so that chunks of a prompt, too, come after a window
+        **BACKENDS[backend],
     )
     names = [engine.add(prompt, GREEDY) for prompt, _ in cases(name)]
     pools = engine.worker._assembled.runner._executor._kv

@@ -382,3 +382,14 @@ def test_invariant_window_tokens_do_not_see_their_batch():
             for i in range(0, 37, chunk)
         ]
         assert torch.equal(torch.cat(pieces), alone), chunk
+
+
+@pytest.mark.parametrize("window", [1, 4, 5, 6, 9])
+def test_decode_gathers_the_blocks_of_its_window_only(window):
+    """However long the rows are: at most those that `window` tokens in a row can lie in."""
+    generator = torch.Generator().manual_seed(0)
+    rows = [random_row(generator, 1, n, (4, 2), 16) for n in (70, 71, 72, 73)]
+    batch = Batch(rows, signature_of((4, 2), 16, window=window), garbage=math.nan)
+    sdpa.prepare(batch.meta, block_size=4, window=window, dtype=torch.float32)
+    (bucket,) = batch.meta.prepared["decode"]
+    assert len(bucket.blocks) == 4 * (-(-(window - 1) // 4) + 1)

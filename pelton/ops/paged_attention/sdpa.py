@@ -62,7 +62,15 @@ def prepare(
         else:
             rows = torch.from_numpy(rows_np).to(device, non_blocking=True)
             table, seq_lens = meta.block_table[rows], meta.seq_lens[rows]
-        key = torch.arange(width * block_size, device=device)
+        first = torch.zeros_like(seq_lens)
+        # Blocks that `window` tokens in a row can lie in.
+        if window is not None and width > -(-(window - 1) // block_size) + 1:
+            width = -(-(window - 1) // block_size) + 1
+            first = (seq_lens - window).clamp(min=0) // block_size
+            column = first[:, None] + torch.arange(width, device=device)
+            # Past the table's end the last column stands in, hidden by its position.
+            table = table.gather(1, column.clamp(max=table.shape[1] - 1).long())
+        key = first[:, None] * block_size + torch.arange(width * block_size, device=device)
         hidden = key >= seq_lens[:, None]
         if window is not None:
             hidden |= key < seq_lens[:, None] - window
