@@ -15,6 +15,7 @@ from support.sampling import edited
 from support.tiny import VOCAB, TinyEngine, oracle_logits, prompts_of, tiny_llama
 
 from pelton.config.params import SamplingParams
+from pelton.config.speculation import SpeculationConfig
 from pelton.core.request import Request
 from pelton.errors import RequestError, RequestFailed
 from pelton.sampling import table
@@ -139,6 +140,24 @@ def test_a_pool_that_forces_preemption(device):
     expected = add_all(engine)
     check(engine, expected)
     assert engine.loop.scheduler.stats.num_preemptions > 0
+
+
+@pytest.mark.parametrize(("device", "depth"), [("cpu", 1), ("queued", 2), ("fake", 3)])
+def test_with_drafts(device, depth):
+    """A verification row counts the drafts before it, and rejected ones count for nothing: tokens
+    of the plain engine, with n-grams that are found because an option makes texts repeat."""
+    engine = TinyEngine(
+        tiny_llama(),
+        device=device,
+        max_steps_in_flight=depth,
+        speculation=SpeculationConfig(
+            method="ngram", prompt_lookup_min=1, prompt_lookup_max=2, num_speculative_tokens=3
+        ),
+    )
+    expected = add_all(engine)
+    check(engine, expected)
+    stats = engine.loop.scheduler.stats
+    assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens
 
 
 def test_nothing_is_left_when_all_have_ended():
