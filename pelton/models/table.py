@@ -4,6 +4,7 @@ MODELS: dict[str, str] = {
     "Gemma2ForCausalLM": "pelton.models.gemma2:Gemma2",
     "Gemma3ForCausalLM": "pelton.models.gemma3:Gemma3",
     "LlamaForCausalLM": "pelton.models.llama:Llama",
+    "MinistralForCausalLM": "pelton.models.ministral:Ministral",
     "MistralForCausalLM": "pelton.models.mistral:Mistral",
     "Phi3ForCausalLM": "pelton.models.phi3:Phi3",
     "Qwen2ForCausalLM": "pelton.models.qwen2:Qwen2",

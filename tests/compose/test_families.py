@@ -20,6 +20,7 @@ LAYERS = ("sliding_attention", "full_attention")
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Gemma2ForCausalLM": ("Gemma2", {**GEMMA, "attn_logit_softcapping": 2.0}),
     "Gemma3ForCausalLM": ("Gemma3Text", {**GEMMA, "sliding_window": 9, "layer_types": LAYERS}),
+    "MinistralForCausalLM": ("Ministral", {"sliding_window": 9, "layer_types": LAYERS}),
     "MistralForCausalLM": ("Mistral", {"sliding_window": 9}),
     "Phi3ForCausalLM": ("Phi3", {"hidden_size": 64, "rope_parameters": HALF}),
     "Qwen2ForCausalLM": ("Qwen2", {"hidden_size": 64}),

@@ -12,6 +12,7 @@ ARCHITECTURES: dict[str, str] = {
     "Gemma2ForCausalLM": "pelton.checkpoint.families.gemma:read_gemma2",
     "Gemma3ForCausalLM": "pelton.checkpoint.families.gemma:read_gemma3",
     "LlamaForCausalLM": "pelton.checkpoint.families.llama:read_llama",
+    "MinistralForCausalLM": "pelton.checkpoint.families.ministral:read_ministral",
     "MistralForCausalLM": "pelton.checkpoint.families.mistral:read_mistral",
     "Phi3ForCausalLM": "pelton.checkpoint.families.phi3:read_phi3",
     "Qwen2ForCausalLM": "pelton.checkpoint.families.qwen:read_qwen2",
