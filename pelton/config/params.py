@@ -12,7 +12,6 @@ from pelton.errors import RequestError
 # Known names of other engines that this version does not do: (neutral value, what to say).
 _NOT_YET: dict[str, Any] = {
     "best_of": None,
-    "prompt_logprobs": None,
     "structured_outputs": None,
 }
 
@@ -179,6 +178,8 @@ class SamplingParams:
     max_tokens: None = as many as fit the context.
     min_tokens: no end token and no stop string counts before this many output tokens.
     logprobs: None = none; n = the sampled token's and the n most likely ones'.
+    prompt_logprobs: the same for the prompt's tokens from the second on. A request that asks does
+        not read the prefix cache until it has them, since a hit has no logits.
 
     Raises RequestError naming field, value and limit.
     """
@@ -251,8 +252,16 @@ class SamplingParams:
                 f"min_tokens must not exceed max_tokens={self.max_tokens}, got {self.min_tokens}.",
                 field="min_tokens",
             )
-        if self.logprobs is not None:
-            _integer("logprobs", self.logprobs, 0)
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            if isinstance(value, int) and value < 0:
+                raise RequestError(
+                    f"{name} must be between 0 and the engine's max_logprobs, got {value}; the "
+                    f"whole vocabulary cannot be asked for.",
+                    field=name,
+                )
+            if value is not None:
+                _integer(name, value, 0)
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         for text in stop:
             if not isinstance(text, str) or not text:

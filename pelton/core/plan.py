@@ -102,10 +102,10 @@ class StepPlan:
 
 @dataclass(slots=True, kw_only=True)
 class LogprobRows:
-    """Log-probabilities of sampled tokens; N verification rows, row-major by batch row.
+    """Log-probabilities of sampled or of prompt tokens; N rows, row-major by batch row.
 
-    offsets: [B + 1], verification rows of batch row b are offsets[b]:offsets[b + 1].
-    token_logprobs: [N], of the sampled token; ranks: [N], 1 = most likely.
+    offsets: [B + 1], the rows of batch row b are offsets[b]:offsets[b + 1].
+    token_logprobs: [N], of the token itself; ranks: [N], 1 = most likely.
     top_ids, top_logprobs: [N, W], the W most likely tokens, sorted; W is the step's largest need.
     """
 
@@ -123,6 +123,7 @@ class StepResult:
     token_ids: [B, 1 + K]; the first num_sampled[b] of a row are valid.
     num_sampled: [B], 0 in mid-prefill. status: [B], OK or a reason from the list above.
     num_proposed: [B], drafts that the row has for its next step, or None: K each.
+    prompt_logprobs: of asking rows, whose first query token is at position p: p + 1 and on.
     failed: rows that could not be added or run, with the exception; their other fields are void.
     """
 
@@ -132,4 +133,5 @@ class StepResult:
     status: Int32Array
     logprobs: LogprobRows | None = None
     num_proposed: Int32Array | None = None
+    prompt_logprobs: LogprobRows | None = None
     failed: dict[SlotRef, Exception] = field(default_factory=dict)

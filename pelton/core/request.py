@@ -12,6 +12,7 @@ import numpy as np
 from pelton.config.params import SamplingParams
 from pelton.core.kv.block_pool import Block
 from pelton.core.plan import Int32Array, SlotRef
+from pelton.core.prompt_logprobs import PromptLogprobs
 from pelton.errors import RequestError
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -58,6 +59,7 @@ class Request:
     __slots__ = (
         "adapter",
         "arrival",
+        "awaited_prompt_logprobs",
         "block_capacity",
         "block_hashes",
         "blocks",
@@ -125,6 +127,10 @@ class Request:
         """[capacity] int32, of which the first num_tokens are known; those never change."""
         self.prompt_len = len(self.token_ids)
         self.num_tokens = self.prompt_len
+        self.awaited_prompt_logprobs: PromptLogprobs | None = None
+        """Until they are complete, and handed out with the first output token."""
+        if params.prompt_logprobs is not None:
+            self.awaited_prompt_logprobs = PromptLogprobs(params.prompt_logprobs)
         self.prefill_len = 0
         self.num_computed_tokens = 0
         self.num_confirmed_tokens = 0
@@ -155,6 +161,14 @@ class Request:
         """Per KV group how many blocks, from the first, its window has passed: given back."""
         self.block_capacity = 0
         self.next_settle_length = 0
+
+    @property
+    def max_prefix_hit(self) -> int:
+        """Tokens that need not be computed again if their KV is at hand: the last one is computed
+        for its logits, and so is every one whose logits a prompt log-probability needs."""
+        if self.awaited_prompt_logprobs is not None:
+            return self.awaited_prompt_logprobs.num_known
+        return self.num_tokens - 1
 
     @property
     def num_output_tokens(self) -> int:

@@ -27,6 +27,7 @@ from pelton.core.plan import (
     PROCESSOR_FAILED,
     BlockAppend,
     Int32Array,
+    LogprobRows,
     NewRow,
     SlotRef,
     StepPlan,
@@ -52,6 +53,8 @@ class RequestUpdate:
     new_token_ids: [m] int32, delivered exactly once and in order; cut after a stopping token.
     first_row, last_row: half-open range of the m tokens in the step's LogprobRows (empty without).
     finish_reason: set when the request has ended; request.stop_reason and .error say more.
+    prompt_logprobs: with the first token of a request that asked: [prompt_len - 1] rows, of its
+        prompt's tokens from the second on.
     """
 
     request: Request
@@ -59,6 +62,7 @@ class RequestUpdate:
     first_row: int
     last_row: int
     finish_reason: FinishReason | None
+    prompt_logprobs: LogprobRows | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -436,6 +440,9 @@ class Scheduler:
                 updates.append(self._fail(request, fault))
                 continue
             request.num_confirmed_tokens += count
+            awaited = request.awaited_prompt_logprobs
+            if awaited is not None and result.prompt_logprobs is not None:
+                awaited.add(plan.num_computed_bound[row] + 1, result.prompt_logprobs, row)
             if not samples:
                 if request.num_confirmed_tokens >= request.next_settle_length:
                     self._kv.settle(request, request.num_confirmed_tokens)
@@ -461,6 +468,9 @@ class Scheduler:
                     request.finish_reason,
                 )
             )
+            if awaited is not None:
+                updates[-1].prompt_logprobs = awaited.joined()
+                request.awaited_prompt_logprobs = None
         return updates
 
     def _append(self, request: Request, ids: list[int]) -> int:

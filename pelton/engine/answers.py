@@ -7,7 +7,7 @@ from pelton.core.request import Request
 from pelton.core.scheduler import RequestUpdate
 from pelton.engine.outputs import CompletionOutput, RequestOutput
 from pelton.errors import RequestFailed
-from pelton.sampling.logprobs import token_logprobs
+from pelton.sampling.logprobs import Logprob, token_logprobs
 from pelton.tokens.detokenizer import OutputText
 from pelton.tokens.tokenizer import Tokenizer
 
@@ -16,12 +16,14 @@ class Answer:
     """Collects one answer's tokens, text and log-probabilities.
 
     completion: always up to date. error: why it failed.
+    prompt_logprobs: see RequestOutput; there with the first token, if asked for.
     """
 
     def __init__(self, request: Request, tokenizer: Tokenizer | None, index: int = 0) -> None:
         params = request.params
         self.request = request
         self.error: Exception | None = None
+        self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self._tokenizer = tokenizer
         self._text: OutputText | None = None
         if params.detokenize and tokenizer is not None:
@@ -49,6 +51,8 @@ class Answer:
     def take(self, update: RequestUpdate, rows: LogprobRows | None) -> bool:
         """Add what a step yielded. Returns whether a stop string ended the answer although the
         engine goes on: the caller then aborts the request."""
+        if update.prompt_logprobs is not None:
+            self._take_prompt_logprobs(update.prompt_logprobs)
         completion = self.completion
         ids = update.new_token_ids
         reason = update.finish_reason
@@ -80,18 +84,31 @@ class Answer:
         self.completion.finish_reason = reason
         self.completion.stop_reason = stop_reason
 
+    def _take_prompt_logprobs(self, rows: LogprobRows) -> None:
+        request = self.request
+        found = token_logprobs(
+            rows,
+            0,
+            request.known_token_ids[1 : request.prompt_len],
+            request.params.prompt_logprobs or 0,
+            self._token_text,
+        )
+        self.prompt_logprobs = [None, *(token.as_dict() for token in found)]
+
+    def _token_text(self, token: int) -> str | None:
+        return None if self._tokenizer is None else self._tokenizer.token_text(token)
+
     def _take_logprobs(self, rows: LogprobRows, update: RequestUpdate, count: int) -> None:
         completion = self.completion
         assert completion.logprobs is not None
         assert completion.cumulative_logprob is not None
         wanted = self.request.params.logprobs or 0
-        tokenizer = self._tokenizer
         for token in token_logprobs(
             rows,
             update.first_row,
             update.new_token_ids[:count],
             wanted,
-            (lambda token: None) if tokenizer is None else tokenizer.token_text,
+            self._token_text,
         ):
             completion.logprobs.append(token.as_dict())
             completion.cumulative_logprob += token.logprob.logprob

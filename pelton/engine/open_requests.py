@@ -136,6 +136,7 @@ class OpenRequests:
 
     def _settle(self, opened: _Open) -> None:
         output, answers = opened.output, opened.answers
+        output.prompt_logprobs = answers[0].prompt_logprobs
         output.num_cached_tokens = answers[0].request.num_cached_tokens
         if output.error is None:
             output.error = next((one.error for one in answers if one.error is not None), None)
@@ -156,7 +157,7 @@ def _sibling(request: Request, index: int) -> Request:
     return Request(
         f"{request.request_id}#{index}",
         request.known_token_ids,
-        dataclasses.replace(request.params, n=1, seed=seed),
+        dataclasses.replace(request.params, n=1, seed=seed, prompt_logprobs=None),
         priority=request.priority,
         cache_salt=request.cache_salt,
         adapter=request.adapter,

@@ -29,6 +29,9 @@ class CompletionOutput:
 class RequestOutput:
     """One request.
 
+    prompt_logprobs: if asked for, [prompt_len] of {token id: Logprob}, the prompt's own first;
+        None for the first token, which nothing comes before. All at once, with the first output
+        token.
     outputs: its n answers, by index. finished: whether all of them have ended.
     num_cached_tokens: prompt tokens that the prefix cache provided, for the first answer.
     error: why the first answer that failed (finish_reason "error") did, else None.
@@ -41,3 +44,4 @@ class RequestOutput:
     finished: bool = False
     num_cached_tokens: int = 0
     error: Exception | None = None
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None

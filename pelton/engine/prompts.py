@@ -91,12 +91,15 @@ class PromptReader:
         return self._tokenizer.encode(text)
 
     def _check_params(self, params: SamplingParams) -> None:
-        if params.logprobs is not None and params.logprobs > self._config.max_logprobs:
-            raise RequestError(
-                f"logprobs must be at most {self._config.max_logprobs} (max_logprobs), got "
-                f"{params.logprobs}.",
-                field="logprobs",
-            )
+        most = min(self._config.max_logprobs, self._config.model.vocab_size)
+        for name, value in (
+            ("logprobs", params.logprobs),
+            ("prompt_logprobs", params.prompt_logprobs),
+        ):
+            if value is not None and value > most:
+                raise RequestError(
+                    f"{name} must be at most {most} (max_logprobs), got {value}.", field=name
+                )
         load_processors(params.processors)
         if params.stop_strings and self._tokenizer is None:
             raise RequestError(

@@ -34,6 +34,7 @@ from pelton.runner.heads.results import ResultRing
 from pelton.runner.heads.sample import SampleHead
 from pelton.runner.memory import allocate_kv
 from pelton.runner.model_runner import ModelRunner
+from pelton.sampling.prompt_logprobs import PromptLogprobRows
 from pelton.sampling.rows import SamplingRows
 from pelton.sampling.sampler import Sampler
 from pelton.speculation.drafting import make_drafting
@@ -111,7 +112,7 @@ def assemble(
         vocab_size=config.model.vocab_size,
         max_logprobs=max_logprobs,
     )
-    # One order for every hook. The sampler first: it alone can refuse a request.
+    # One order for every hook. The sampler first: nothing but what rows ask of it is refused.
     participants: list[StepParticipant] = [sampling_rows]
     zeroing = NewBlockZeroing(device, staging, config.cache.num_blocks, tables.block_sizes)
     if backend.reads_past_end:
@@ -119,6 +120,16 @@ def assemble(
     staging.allocate()
 
     row_tensors = rows.tensors(tables.tensors, tables.block_sizes, tables.windows)
+
+    prompt_logprobs = PromptLogprobRows(
+        device,
+        row_tensors,
+        model.head,
+        num_rows=rows.num_rows,
+        max_tokens=max_tokens,
+        max_logprobs=max_logprobs,
+    )
+    participants.append(prompt_logprobs)
 
     kv = allocate_kv(device, backend, layers, config.cache.num_blocks)
     zeroing.pools = kv
@@ -157,6 +168,7 @@ def assemble(
             device,
             model,
             Sampler.for_device(device, sampling_rows, row_tensors),
+            prompt_logprobs,
             row_tensors,
             ResultRing(
                 device,

@@ -76,8 +76,8 @@ class KVManager:
         """Give a request blocks for all its known tokens, the cached prefix first.
 
         On success `request.num_computed_tokens` is the length of the hit: a multiple of every
-        block size and at most num_tokens - 1, since the last token must be computed to have
-        logits. On failure (too few free blocks) nothing has changed.
+        block size and at most request.max_prefix_hit. On failure (too few free blocks) nothing has
+        changed.
 
         A window group, too, gets blocks for every token that is to be computed, and gives them back
         as the window passes: so a prompt never has to wait, or to preempt, half-way.
@@ -187,7 +187,7 @@ class KVManager:
         if not self._enable_caching:
             return [0] * len(self.block_sizes)
         self._extend_hashes(request, request.num_tokens)
-        limit = request.num_tokens - 1
+        limit = request.max_prefix_hit
         return [self._longest_hit(request, group, limit) for group in range(len(self.block_sizes))]
 
     def _common_hit(self, request: Request, alone: Sequence[int]) -> int:

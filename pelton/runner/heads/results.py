@@ -9,6 +9,7 @@ from pelton.batch.input_batch import InputBatch
 from pelton.core.plan import Int32Array, LogprobRows, SlotRef, StepResult
 from pelton.device.protocol import Device, Event
 from pelton.errors import IntegrityError
+from pelton.sampling.prompt_logprobs import PendingPromptLogprobs
 
 _POISON = -7
 
@@ -77,6 +78,7 @@ class PendingResult:
         batch: InputBatch,
         logprob_width: int | None,
         counts_drafts: bool,
+        prompt_logprobs: PendingPromptLogprobs,
         failed: dict[SlotRef, Exception],
     ) -> None:
         self._step_id = step_id
@@ -86,6 +88,7 @@ class PendingResult:
         self._batch = batch
         self._logprob_width = logprob_width
         self._counts_drafts = counts_drafts
+        self._prompt_logprobs = prompt_logprobs
         self._failed = failed
 
     def is_done(self) -> bool:
@@ -104,10 +107,12 @@ class PendingResult:
                 status=packed[:, -1],
                 logprobs=self._logprobs(),
                 num_proposed=self._num_proposed(),
+                prompt_logprobs=self._prompt_logprobs.collect(),
                 failed=self._failed,
             )
         finally:
             self._ring.release(self._slot)
+            self._prompt_logprobs.release()
 
     def _num_proposed(self) -> Int32Array | None:
         if not self._counts_drafts:

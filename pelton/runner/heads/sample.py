@@ -16,6 +16,7 @@ from pelton.ops.step_tensors import RowTensors
 from pelton.ops.verify import verify
 from pelton.runner.heads.results import HostResults, NoResult, PendingResult, ResultRing
 from pelton.sampling.logits_source import HeadLogits, LogitsSource
+from pelton.sampling.prompt_logprobs import MIN_TILE_ROWS, PromptLogprobRows
 from pelton.sampling.sampler import SampleOutput, SamplePlan, Sampler
 from pelton.speculation.drafting import Drafting
 from pelton.speculation.protocol import SampledStep
@@ -32,6 +33,7 @@ class SampleHead:
         device: Device,
         model: Model,
         sampler: Sampler,
+        prompt_logprobs: PromptLogprobRows,
         rows: RowTensors,
         ring: ResultRing,
         drafting: Drafting,
@@ -42,10 +44,11 @@ class SampleHead:
         dtype: torch.dtype,
         after_sample: Callable[[torch.Tensor], None] | None = None,
     ) -> None:
-        max_logits = max_rows * (1 + num_drafts)
+        max_logits = max(max_rows * (1 + num_drafts), MIN_TILE_ROWS)
         self._device = device
         self._model = model
         self._sampler = sampler
+        self._prompt_logprobs = prompt_logprobs
         self._rows = rows
         self._ring = ring
         self._drafting = drafting
@@ -68,6 +71,10 @@ class SampleHead:
             batch.inputs.logits_indices,
             self._model.head,
             self._logits[: batch.num_logits],
+        )
+        # Before sampling, whose buffers it borrows.
+        prompt_logprobs = self._prompt_logprobs.run(
+            batch, in_flight.hidden, self._logits, self._output
         )
         self._device.launch(self._sample, plan, source, batch, rows, packed)
         self._after_sample(packed)
@@ -92,6 +99,7 @@ class SampleHead:
             batch=batch,
             logprob_width=plan.logprob_width if plan.logprob_spans else None,
             counts_drafts=self._drafting.counts_drafts,
+            prompt_logprobs=prompt_logprobs,
             failed=in_flight.failed,
         )
 
