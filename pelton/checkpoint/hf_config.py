@@ -132,6 +132,11 @@ def _sampling(config: ConfigReader) -> dict[str, float | int]:
         if key == "top_p" and value == 0:
             raise config.wrong(key, "above 0")
         result[key] = value
+    penalty = config.get("repetition_penalty")
+    if penalty is not None:
+        if type(penalty) not in (int, float) or not 0 < penalty <= 1e6:
+            raise config.wrong("repetition_penalty", "a number above 0")
+        result["repetition_penalty"] = penalty
     if config.get("top_k") is not None:
         result["top_k"] = config.integer("top_k", low=-1)
     return result

@@ -86,4 +86,4 @@ class GenerationDefaults:
     bos_token_id: int | None = None
     pad_token_id: int | None = None
     sampling: dict[str, float | int] = field(default_factory=dict)
-    """Subset of {temperature, top_p, top_k, min_p}, as the file gives them."""
+    """Subset of {temperature, top_p, top_k, min_p, repetition_penalty}, as the file gives them."""

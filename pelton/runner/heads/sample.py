@@ -110,12 +110,13 @@ class SampleHead:
         self._device.copy_to_host(slot.packed[:n], packed[:n])
         if not plan.logprob_spans:
             return
-        width, output = plan.logprob_width, self._output
+        # Whole rows: a copy of a few columns is not one block of memory, and might wait.
+        output = self._output
         for target, values in (
             (slot.token_logprobs[:logits], output.token_logprobs[:logits]),
             (slot.ranks[:logits], output.ranks[:logits]),
-            (slot.top_ids[:logits, :width], output.top_ids[:logits, :width]),
-            (slot.top_logprobs[:logits, :width], output.top_logprobs[:logits, :width]),
+            (slot.top_ids[:logits], output.top_ids[:logits]),
+            (slot.top_logprobs[:logits], output.top_logprobs[:logits]),
         ):
             self._device.copy_to_host(target, values)
 
