@@ -120,7 +120,7 @@ def _eos_ids(config: ConfigReader, vocab_size: int) -> tuple[int, ...]:
 
 def _sampling(config: ConfigReader) -> dict[str, float | int]:
     """The sampling defaults, with the ranges that SamplingParams allows."""
-    if not config.boolean("do_sample", False):
+    if not config.boolean("do_sample", True):
         return {}
     result: dict[str, float | int] = {}
     for key, low, high in (("temperature", 0.0, 2.0), ("top_p", 0.0, 1.0), ("min_p", 0.0, 1.0)):
@@ -144,7 +144,7 @@ def _sampling(config: ConfigReader) -> dict[str, float | int]:
 
 def read_generation_defaults(checkpoint: Checkpoint) -> GenerationDefaults:
     """What the authors say of generation: generation_config.json, and config.json for what that
-    file leaves out. Sampling values count only under do_sample=true, as in transformers.
+    file leaves out. Sampling values count unless do_sample is false.
 
     Raises CheckpointError for wrong types, and for token ids outside the vocabulary.
     """

@@ -15,6 +15,8 @@ _NOT_YET: dict[str, Any] = {
     "structured_outputs": None,
 }
 
+_BOOLEANS = ("ignore_eos", "detokenize", "skip_special_tokens", "include_stop_str_in_output")
+
 # Tokens of all bad words, each counted as long as the longest.
 MAX_BAD_WORD_TOKENS = 2**16
 
@@ -22,7 +24,9 @@ MAX_BAD_WORD_TOKENS = 2**16
 def _number(
     field_name: str, value: Any, low: float, high: float, *, open_low: bool = False
 ) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    # The comparison is first: math.isfinite cannot take an int that is beyond all floats.
+    if not is_number or not (abs(value) <= 1e300 and math.isfinite(value)):
         raise RequestError(
             f"{field_name} must be a finite number, got {value!r}.", field=field_name
         )
@@ -213,7 +217,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         for name, neutral in _NOT_YET.items():
-            if getattr(self, name) != neutral:
+            if getattr(self, name) is not neutral:
                 raise RequestError(
                     f"{name}={getattr(self, name)!r} is not supported by this version of Pelton; "
                     f"leave {name} at {neutral!r}.",
@@ -262,17 +266,22 @@ class SamplingParams:
                 )
             if value is not None:
                 _integer(name, value, 0)
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        for name in _BOOLEANS:
+            if not isinstance(getattr(self, name), bool):
+                raise RequestError(
+                    f"{name} must be True or False, got {getattr(self, name)!r}.", field=name
+                )
+        stop = [self.stop] if isinstance(self.stop, str) else _list("stop", self.stop or ())
         for text in stop:
             if not isinstance(text, str) or not text:
                 raise RequestError(f"stop must hold non-empty strings, got {text!r}.", field="stop")
-        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "stop", tuple(stop))
         if stop and not self.detokenize:
             raise RequestError("stop strings need detokenize=True.", field="stop")
-        ids = tuple(self.stop_token_ids or ())
+        ids = [] if self.stop_token_ids is None else _list("stop_token_ids", self.stop_token_ids)
         for token in ids:
             _integer("stop_token_ids", token, 0, 2**31 - 1)
-        object.__setattr__(self, "stop_token_ids", ids)
+        object.__setattr__(self, "stop_token_ids", tuple(ids))
 
     @property
     def is_greedy(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,7 +25,7 @@ from pelton.engine.loop import EngineLoop
 from pelton.engine.open_requests import OpenRequests
 from pelton.engine.outputs import RequestOutput
 from pelton.engine.prompts import Prompt, PromptReader
-from pelton.errors import ConfigError, PeltonError, RequestError
+from pelton.errors import ConfigError, EngineError, PeltonError, RequestError
 from pelton.setup.check import CheckedArgs, check
 from pelton.setup.resolve import describe, resolve, reusable_prefix
 from pelton.tokens.chat_template import ChatTemplate
@@ -68,6 +69,8 @@ class LLM:
         self._open = OpenRequests(self._loop.add, self._loop.abort, self._tokenizer)
         self._reader = PromptReader(self.config, self._tokenizer)
         self._ids = itertools.count()
+        self._lock = threading.Lock()
+        self._is_closed = False
         _log_start(self.config, self.start_times)
 
     def get_tokenizer(self) -> Tokenizer:
@@ -99,16 +102,27 @@ class LLM:
 
         A lone prompt that is wrong raises RequestError. Among several, a wrong or failed one ends
         with finish_reason "error" and its exception in `output.error`; the others are untouched.
-        Ctrl-C takes effect after the step that is running, and the LLM can be used again.
+        Ctrl-C takes effect after the step that is running, and the LLM can be used again. Calls
+        from several threads take turns; a forked child must make an LLM of its own.
         """
         is_single = isinstance(prompts, (str, Mapping))
-        many: Sequence[Prompt] = [prompts] if is_single else list(prompts)  # type: ignore[list-item]
+        many: Sequence[Prompt] = [prompts] if is_single else _as_prompts(prompts)  # type: ignore[list-item]
         params = self._params_for(many, sampling_params)
-        if priority is not None and len(priority) != len(many):
-            raise RequestError(
-                f"priority must have one value per prompt ({len(many)}), got {len(priority)}.",
-                field="priority",
-            )
+        self._check_priority(priority, len(many))
+        with self._lock:
+            return self._generate(many, params, priority, use_tqdm, is_single=is_single)
+
+    def _generate(
+        self,
+        many: Sequence[Prompt | RequestError],
+        params: Sequence[SamplingParams],
+        priority: Sequence[int] | None,
+        use_tqdm: bool,
+        *,
+        is_single: bool,
+    ) -> list[RequestOutput]:
+        if self._is_closed:
+            raise EngineError("this LLM is closed; make a new one.")
         outputs: list[RequestOutput | None] = [None] * len(many)
         places: dict[str, int] = {}
         with InterruptsBetweenSteps() as interrupts:
@@ -118,6 +132,8 @@ class LLM:
                     request_id = str(next(self._ids))
                     text = prompt if isinstance(prompt, str) else None
                     try:
+                        if isinstance(prompt, RequestError):
+                            raise prompt
                         request, text = self._reader.read(
                             request_id, prompt, one, priority=priority[index] if priority else 0
                         )
@@ -152,23 +168,36 @@ class LLM:
 
         messages: [{"role": ..., "content": ...}, ...], or a list of such lists. The model's own
         chat template renders them; special tokens come from it alone. Raises RequestError with the
-        template's message for a conversation that it refuses.
+        template's message for a lone conversation that it refuses; among several, that one ends
+        with finish_reason "error".
         """
         tokenizer = self.get_tokenizer()
-        is_single = bool(messages) and isinstance(messages[0], Mapping)
-        prompts: list[Prompt] = []
-        for conversation in [messages] if is_single else messages:
-            text = self._template.render(
-                conversation,
-                tools=tools,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                **(chat_template_kwargs or {}),
+        if not isinstance(messages, (list, tuple)) or not messages:
+            raise RequestError(
+                "messages must be a list of {'role': ..., 'content': ...}, or a list of such "
+                f"lists, got {messages!r}.",
+                field="messages",
             )
+        is_single = isinstance(messages[0], Mapping)
+        prompts: list[Prompt | RequestError] = []
+        for conversation in [messages] if is_single else messages:
+            try:
+                text = self._template.render(
+                    conversation,
+                    tools=tools,
+                    add_generation_prompt=add_generation_prompt,
+                    continue_final_message=continue_final_message,
+                    **(chat_template_kwargs or {}),
+                )
+            except RequestError as error:
+                if is_single:
+                    raise
+                prompts.append(error)
+                continue
             prompts.append({"prompt": text, "prompt_token_ids": tokenizer.encode_chat(text)})
-        return self.generate(
-            prompts[0] if is_single else prompts, sampling_params, use_tqdm=use_tqdm
-        )
+        params = self._params_for(prompts, sampling_params)
+        with self._lock:
+            return self._generate(prompts, params, None, use_tqdm, is_single=is_single)
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False while requests are running."""
@@ -180,15 +209,36 @@ class LLM:
         return self._loop.scheduler.stats
 
     def close(self) -> None:
-        """Wait for the device and let go of it."""
-        self._worker.close()
+        """Wait for the device and let go of it; no request is taken after that."""
+        with self._lock:
+            self._is_closed = True
+            self._worker.close()
 
-    def _params_for(self, prompts: Sequence[Prompt], params: Params) -> Sequence[SamplingParams]:
+    def _check_priority(self, priority: Sequence[int] | None, count: int) -> None:
+        if priority is None:
+            return
+        if self.config.scheduler.policy != "priority":
+            raise RequestError(
+                'priority needs LLM(scheduling_policy="priority"); this one serves '
+                f"{self.config.scheduler.policy!r}.",
+                field="priority",
+            )
+        if (
+            not isinstance(priority, Sequence)
+            or len(priority) != count
+            or not all(type(value) is int for value in priority)
+        ):
+            raise RequestError(
+                f"priority must be a list of one integer per prompt ({count}), got {priority!r}.",
+                field="priority",
+            )
+
+    def _params_for(self, prompts: Sequence[object], params: Params) -> Sequence[SamplingParams]:
         if params is None:
             params = self.get_default_sampling_params()
         if isinstance(params, SamplingParams):
             return [params] * len(prompts)
-        params = list(params)
+        params = list(params) if isinstance(params, Sequence) else [params]
         if len(params) != len(prompts) or not all(isinstance(p, SamplingParams) for p in params):
             raise RequestError(
                 f"sampling_params must be one SamplingParams, or one per prompt ({len(prompts)}); "
@@ -228,6 +278,19 @@ class LLM:
                         bar.set_postfix_str(f"{rate:.1f} output tokens/s", refresh=False)
         finally:
             bar.close()
+
+
+def _as_prompts(prompts: object) -> list[Prompt]:
+    """Raises RequestError for what is no list of prompts, such as bare token ids."""
+    is_list = isinstance(prompts, (list, tuple))
+    if not is_list or (prompts and all(isinstance(one, int) for one in prompts)):  # type: ignore[attr-defined]
+        what = "integers" if is_list else type(prompts).__name__
+        raise RequestError(
+            "prompts must be a string, {'prompt_token_ids': [...]}, or a list of these, got "
+            f"{what}.",
+            field="prompt",
+        )
+    return list(prompts)  # type: ignore[call-overload, no-any-return]
 
 
 def _log_start(config: EngineConfig, phases: Mapping[str, float]) -> None:

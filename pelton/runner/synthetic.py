@@ -43,7 +43,10 @@ def synthetic_plan(
 
 
 def warm_up(runner: ModelRunner, reserved_slot: int, *, num_groups: int, max_tokens: int) -> None:
-    """Run a prefill and a decode step: the first request then pays for no lazy initialisation."""
+    """Run a prefill and a decode step: the first request then pays for no lazy initialisation.
+
+    max_tokens: what a step, and a row, may hold.
+    """
     for query_len, temperature in ((min(16, max_tokens), 0.0), (1, 1.0)):
         plan = synthetic_plan(
             reserved_slot,

@@ -113,7 +113,7 @@ def resolve(checked: CheckedArgs, facts: DeviceFacts) -> EngineConfig:
         max_model_len=max_model_len,
         attention_backend=_attention_backend(args),
         batch_invariant=args.batch_invariant,
-        num_threads=args.num_threads or omp_num_threads() or facts.num_cores,
+        num_threads=_num_threads(args, facts),
         max_logprobs=args.max_logprobs,
         speculation=_speculation(args),
     )
@@ -139,6 +139,17 @@ def _attention_backend(args: EngineArgs) -> str:
     if args.attention_backend != "auto":
         return args.attention_backend
     return "invariant" if args.batch_invariant else "torch"
+
+
+def _num_threads(args: EngineArgs, facts: DeviceFacts) -> int:
+    """Raises ConfigError for more than two per core: they would wait for each other's turns."""
+    most = 2 * facts.num_cores
+    if args.num_threads is not None and args.num_threads > most:
+        raise ConfigError(
+            f"num_threads={args.num_threads} is above two for each of the {facts.num_cores} "
+            f"physical cores that this process may use; lower it to {most} or less."
+        )
+    return args.num_threads or omp_num_threads() or facts.num_cores
 
 
 def _dtype(checked: CheckedArgs, facts: DeviceFacts) -> str:

@@ -85,7 +85,7 @@ class Worker:
                 self._assembled.runner,
                 self._assembled.reserved_slot,
                 num_groups=len(self.groups),
-                max_tokens=config.scheduler.max_num_batched_tokens,
+                max_tokens=min(config.scheduler.max_num_batched_tokens, config.max_model_len - 1),
             )
             self.phases["warm up"] = time.perf_counter() - started
 

@@ -235,15 +235,13 @@ def test_generation_defaults(read):
     assert read({"eos_token_id": None}, generation={}).eos_token_ids == ()
 
 
-def test_sampling_counts_only_under_do_sample(read):
+def test_sampling_counts_unless_do_sample_is_false(read):
     values = {"temperature": 0.6, "top_p": 0.9, "top_k": 40, "min_p": None}
-    assert read(generation=values).sampling == {}
+    values["repetition_penalty"] = 1.2
+    expected = {"temperature": 0.6, "top_p": 0.9, "top_k": 40, "repetition_penalty": 1.2}
     assert read(generation={**values, "do_sample": False}).sampling == {}
-    assert read(generation={**values, "do_sample": True}).sampling == {
-        "temperature": 0.6,
-        "top_p": 0.9,
-        "top_k": 40,
-    }
+    assert read(generation=values).sampling == expected
+    assert read(generation={**values, "do_sample": True}).sampling == expected
 
 
 @pytest.mark.parametrize(
@@ -256,6 +254,7 @@ def test_sampling_counts_only_under_do_sample(read):
         ({"temperature": 3.0}, "temperature"),
         ({"top_p": 0}, "top_p"),
         ({"top_k": 1.5}, "top_k"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
         ({"do_sample": "yes"}, "do_sample"),
     ],
 )

@@ -20,7 +20,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from pelton import LLM, SamplingParams
 from pelton.engine.interrupts import InterruptsBetweenSteps
 from pelton.engine.llm import _log_start
-from pelton.errors import ConfigError, RequestError, RequestFailed
+from pelton.errors import ConfigError, EngineError, RequestError, RequestFailed
 
 TEMPLATE = (
     "{% for m in messages %}{% if m.role not in ['user', 'assistant'] %}"
@@ -670,3 +670,102 @@ def test_a_long_smallest_prefix_is_warned_of(caplog, block_size, caching):
     texts = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(texts) == int(block_size > 512 and caching)
     assert all("fewer than 1024 tokens" in text for text in texts)
+
+
+def test_threads_take_turns():
+    """Calls from several threads on one LLM: each gets its own answers."""
+    llm, found = make_llm(), {}
+
+    def work(name: int) -> None:
+        found[name] = [o.outputs[0].token_ids for o in ask(llm, list(TEXTS[:2]))]
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    right = [expected(text, greedy()) for text in TEXTS[:2]]
+    assert found == dict.fromkeys(range(4), right)
+    check_answers(llm)
+
+
+def test_one_bad_conversation_hurts_only_itself(shared):
+    good = [{"role": "user", "content": "hi"}]
+    conversations = [good, [{"role": "user", "content": 5}], None, good]
+    outputs = shared.chat(conversations, greedy(), use_tqdm=False)
+    assert [output.outputs[0].finish_reason == "error" for output in outputs] == [0, 1, 1, 0]
+    assert all(isinstance(outputs[i].error, RequestError) for i in (1, 2))
+    assert outputs[0].outputs[0].token_ids == outputs[3].outputs[0].token_ids
+
+
+@pytest.mark.parametrize("prompts", [None, 5, [1, 2, 3], b"text", {1, 2}], ids=str)
+def test_what_is_no_list_of_prompts(shared, prompts):
+    with pytest.raises(RequestError, match="prompt_token_ids"):
+        ask(shared, prompts)
+
+
+@pytest.mark.parametrize("messages", [None, 5, {"role": "user", "content": "x"}, []], ids=str)
+def test_what_is_no_conversation(shared, messages):
+    with pytest.raises(RequestError, match="messages"):
+        shared.chat(messages, greedy(), use_tqdm=False)
+
+
+@pytest.mark.parametrize("params", [5, "greedy", [5]], ids=str)
+def test_what_is_no_sampling_params(shared, params):
+    with pytest.raises(RequestError, match="sampling_params"):
+        shared.generate("a", params, use_tqdm=False)
+
+
+@pytest.mark.parametrize("priority", [["a"], [None], [1.5], [True], 5, "1"], ids=str)
+def test_priority_that_is_none(priority):
+    llm = make_llm(scheduling_policy="priority")
+    with pytest.raises(RequestError, match="priority"):
+        ask(llm, ["a"], priority=priority)
+
+
+def test_priority_under_fcfs_is_refused(shared):
+    with pytest.raises(RequestError, match="scheduling_policy"):
+        ask(shared, ["a"], priority=[1])
+
+
+def test_a_closed_llm_takes_no_request():
+    llm = make_llm()
+    llm.close()
+    with pytest.raises(EngineError, match="closed"):
+        ask(llm, "a")
+
+
+@pytest.mark.parametrize("max_model_len", [2, 3, 4, 15, 17])
+def test_short_contexts(max_model_len):
+    """Also below what the warm-up would like to run."""
+    llm = make_llm(max_model_len=max_model_len)
+    prompt = {"prompt_token_ids": ids("water")[:1]}
+    (output,) = ask(llm, prompt, greedy(1))
+    assert output.outputs[0].finish_reason == "length"
+    assert len(output.outputs[0].token_ids) == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("stop", 123),
+        ("stop", {"a": 1}),
+        ("stop_token_ids", 5),
+        ("detokenize", "no"),
+        ("ignore_eos", 1),
+        ("skip_special_tokens", None),
+        ("temperature", 10**400),
+        ("top_p", float("nan")),
+    ],
+)
+def test_parameters_of_the_wrong_type(field, value):
+    with pytest.raises(RequestError, match=field):
+        SamplingParams(**{field: value})
+
+
+def test_integrity_is_proven_when_the_engine_is_idle():
+    llm, calls = make_llm(), []
+    check = llm._loop.scheduler.check_integrity
+    llm._loop.scheduler.check_integrity = lambda: calls.append(check())  # type: ignore[method-assign]
+    ask(llm, list(TEXTS))
+    assert calls == [None]

@@ -130,6 +130,8 @@ def test_threads(checked, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "7,2")
     assert resolve(checked(), FACTS).num_threads == 7
     assert resolve(checked(num_threads=5), FACTS).num_threads == 5
+    with pytest.raises(ConfigError, match="num_threads=7"):
+        resolve(checked(num_threads=7), FACTS)
     for text in ("0", "many", "-1"):
         monkeypatch.setenv("OMP_NUM_THREADS", text)
         with pytest.raises(ConfigError, match="OMP_NUM_THREADS must be"):

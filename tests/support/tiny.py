@@ -73,7 +73,9 @@ def oracle(folder: Path) -> Any:
     """transformers' model of the folder, float32."""
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    return AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
 
 
 def checkpoint_of(folder: Path) -> Checkpoint:
