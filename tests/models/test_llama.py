@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
+from support.families import engine_logits
 from support.tiny import (
     TinyEngine,
     make_config,
@@ -14,8 +14,6 @@ from support.tiny import (
     tiny_llama,
 )
 
-from pelton.config.params import SamplingParams
-from pelton.core.plan import NewRow, SlotRef, StepPlan
 from pelton.layers.rope import inverse_frequencies
 
 LLAMA3 = {
@@ -38,40 +36,6 @@ VARIANTS = {
     "eps": {"rms_norm_eps": 1e-2},
     "theta": {"rope_theta": 500.0},
 }
-
-
-def engine_logits(engine: TinyEngine, ids: list[int]) -> torch.Tensor:
-    """[len(ids), V]: one prefill step, the head applied to every token's hidden state."""
-    assembled = engine.worker._assembled
-    blocks = np.arange(1, 1 + -(-len(ids) // 4), dtype=np.int32)
-    ref = SlotRef(0, 1)
-    plan = StepPlan(
-        step=0,
-        refs=[ref],
-        num_scheduled_tokens=np.array([len(ids)], np.int32),
-        num_drafts=np.zeros(1, np.int32),
-        num_computed_bound=np.zeros(1, np.int32),
-        samples=np.ones(1, np.bool_),
-        new_rows=[
-            NewRow(
-                ref=ref,
-                request_id="a",
-                token_ids=np.array(ids, np.int32),
-                prompt_len=len(ids),
-                num_computed_tokens=0,
-                block_ids=(blocks,),
-                params=SamplingParams(temperature=0.0),
-                seed=0,
-            )
-        ],
-    )
-    with torch.inference_mode():
-        in_flight = assembled.runner.start(plan)
-        dtype = getattr(torch, engine.config.dtype)
-        out = torch.empty(len(ids), engine.config.model.vocab_size, dtype=dtype)
-        engine.worker.model.head(in_flight.hidden, out)
-        assembled.runner.finish(in_flight).collect()
-    return out
 
 
 @pytest.mark.parametrize("backend", ["torch", "reference", "invariant"])
