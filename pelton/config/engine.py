@@ -19,6 +19,8 @@ class EngineArgs:
     load_format: "auto" | "safetensors" | "gguf" | "dummy" (random weights of the right shapes).
     dtype: "auto" | "float32" | "bfloat16" | "float16".
     device: "auto" | "cpu" | "cuda" | "cuda:N" | "fake" (the testing device).
+    seed: of the weights under load_format="dummy". A request's noise has a seed of its own, in its
+        SamplingParams; without one it is drawn anew.
     gpu_memory_utilization: share of the device's memory that weights and KV may use; on CPU, the
         share of the memory that is free at start (cgroup limits respected).
     kv_cache_memory_bytes / num_gpu_blocks_override: the KV cache's size, given instead of measured.
