@@ -2,8 +2,39 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
+
+_DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+_ALIGNMENT = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecurrentSpec:
+    """What a recurrent layer remembers of a sequence after a position, on one rank.
+
+    ssm: the state that the recurrence multiplies and adds to. conv: the last inputs of the
+    convolution before it. Their bytes lie one behind the other, ssm first.
+    """
+
+    ssm_shape: tuple[int, ...]
+    ssm_dtype: str
+    conv_shape: tuple[int, ...]
+    conv_dtype: str
+
+    @property
+    def ssm_bytes(self) -> int:
+        return math.prod(self.ssm_shape) * _DTYPE_BYTES[self.ssm_dtype]
+
+    @property
+    def conv_bytes(self) -> int:
+        return math.prod(self.conv_shape) * _DTYPE_BYTES[self.conv_dtype]
+
+    @property
+    def state_bytes(self) -> int:
+        """Of both, rounded up so that states may lie one behind the other."""
+        return -(-(self.ssm_bytes + self.conv_bytes) // _ALIGNMENT) * _ALIGNMENT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +48,7 @@ class LayerKV:
     window: tokens visible to the left of and including the query, for kind "window".
     scale_dtype: element type of quantisation scales, or None.
     lookahead: tokens past the sequence's end that a step may write (drafts).
+    recurrent: what a layer of kind "recurrent" remembers; it has no heads, and a head_dim of 0.
     """
 
     index: int
@@ -33,6 +65,12 @@ class LayerKV:
     scale_dtype: str | None = None
     sharding: tuple[int, int] = (0, 1)
     lookahead: int = 0
+    recurrent: RecurrentSpec | None = None
+
+    @property
+    def state_bytes(self) -> int:
+        """Of one state of a recurrent layer; 0 for others."""
+        return 0 if self.recurrent is None else self.recurrent.state_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
