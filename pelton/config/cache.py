@@ -8,9 +8,11 @@ from dataclasses import dataclass
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CacheConfig:
     """`num_blocks` counts every block of the pool, the null block included; `block_size` is in
-    tokens; `dtype` is the element type of keys and values."""
+    tokens; `dtype` is the element type of keys and values. `checkpoint_interval`: after how many
+    tokens, each time, recurrent state is kept for prefix hits; 0: never."""
 
     block_size: int
     num_blocks: int
     dtype: str
     enable_prefix_caching: bool = True
+    checkpoint_interval: int = 0

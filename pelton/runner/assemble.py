@@ -19,7 +19,7 @@ from pelton.batch.row_state import RowState
 from pelton.batch.staged import Staging
 from pelton.config.engine import EngineConfig
 from pelton.core.descriptor import Descriptor
-from pelton.core.kv.groups import group_layers
+from pelton.core.kv.groups import group_layers, with_tables
 from pelton.core.kv.spec import KVGroup
 from pelton.device.protocol import Device
 from pelton.errors import UnsupportedError
@@ -84,7 +84,8 @@ def assemble(
     num_drafts = config.num_speculative_tokens
     depth = config.scheduler.max_steps_in_flight
     layers = model.kv_layers(config.cache.block_size)
-    groups = group_layers(layers)
+    groups = group_layers(layers, config.cache.checkpoint_interval)
+    tabled = with_tables(groups)
     max_logprobs = min(config.max_logprobs, config.model.vocab_size)
 
     # Everything that is staged declares itself before the staging area gets its addresses.
@@ -95,7 +96,7 @@ def assemble(
         max_model_len=config.max_model_len,
         num_drafts=num_drafts,
     )
-    tables = BlockTables(staging, groups, max_num_seqs=max_rows, max_model_len=config.max_model_len)
+    tables = BlockTables(staging, tabled, max_num_seqs=max_rows, max_model_len=config.max_model_len)
     buffers = InputBuffers(
         device,
         staging,
@@ -103,7 +104,7 @@ def assemble(
         max_rows=max_rows,
         max_tokens=max_tokens,
         rows_per_request=1 + num_drafts,
-        table_widths=[-(-config.max_model_len // group.block_size) for group in groups],
+        table_widths=[-(-config.max_model_len // group.block_size) for group in tabled],
         block_sizes=tables.block_sizes,
     )
     sampling_rows = SamplingRows(
@@ -137,7 +138,7 @@ def assemble(
         device,
         config.model,
         backend,
-        groups,
+        tabled,
         dtype=dtype,
         max_tokens=max_tokens,
         max_model_len=config.max_model_len,

@@ -16,11 +16,14 @@ def allocate_kv(
     device: Device, backend: AttentionBackend, layers: Sequence[LayerKV], num_blocks: int
 ) -> tuple[torch.Tensor, ...]:
     """Each layer's pool, in the backend's layout; core/kv/groups.py says which layers have one in
-    common."""
+    common. A recurrent layer has none: an empty tensor stands in its place."""
     hosts = pool_of_layers(layers)
     pools = {
         layer.index: backend.allocate(device, layer, num_blocks)
         for layer in layers
-        if hosts[layer.index] == layer.index
+        if hosts.get(layer.index) == layer.index
     }
-    return tuple(pools[hosts[layer.index]] for layer in layers)
+    none = device.empty((0,), torch.uint8)
+    return tuple(
+        none if layer.kind == "recurrent" else pools[hosts[layer.index]] for layer in layers
+    )

@@ -11,6 +11,7 @@ import torch
 from pelton.checkpoint.source import Checkpoint
 from pelton.config.engine import EngineConfig
 from pelton.core.descriptor import Descriptor
+from pelton.core.kv.groups import with_tables
 from pelton.core.kv.spec import KVGroup
 from pelton.core.plan import StepPlan
 from pelton.device.protocol import Device
@@ -84,7 +85,7 @@ class Worker:
             warm_up(
                 self._assembled.runner,
                 self._assembled.reserved_slot,
-                num_groups=len(self.groups),
+                num_groups=len(with_tables(self.groups)),
                 max_tokens=min(config.scheduler.max_num_batched_tokens, config.max_model_len - 1),
             )
             self.phases["warm up"] = time.perf_counter() - started

@@ -8,13 +8,17 @@ another, and a block costs what one group needs of it. For that the groups must 
     window w0 w1 w2 w3               w0 w1: table 1 |     pool 1: f1 w1 w3
                                      w2 w3: table 2 |
 
-The same idea as in vLLM's hybrid KV cache manager.
+The same idea as in vLLM's hybrid KV cache manager. Not so for recurrent layers: there a state is a
+page, so that every attention block grows to hundreds of tokens to be as large. Here a row's state
+lives outside the pool, and only copies of it for later prefix hits, its checkpoints, lie in ordinary
+blocks, as many as it takes (`state_places`). So KV blocks stay small, and the memory is one.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from pelton.core.kv.spec import KVGroup, LayerKV
 from pelton.errors import ConfigError, UnsupportedError
@@ -22,14 +26,34 @@ from pelton.errors import ConfigError, UnsupportedError
 _Layout = tuple[int, int, int, str, str | None, int]
 
 
-def group_layers(layers: Sequence[LayerKV]) -> tuple[KVGroup, ...]:
-    """Groups of layers alike in (kind, window, block size), in order of first use.
+@dataclass(frozen=True, slots=True)
+class StatePlace:
+    """Where a recurrent layer's state lies in a checkpoint: pages first..first + count of the
+    checkpoint's blocks, in the pool of layer `host`."""
+
+    layer: int
+    host: int
+    first: int
+    count: int
+
+
+def group_layers(layers: Sequence[LayerKV], checkpoint_interval: int = 0) -> tuple[KVGroup, ...]:
+    """Groups of layers alike in (kind, window, block size), in order of first use; then the
+    recurrent layers, if their state is to be kept every checkpoint_interval tokens (0: never).
 
     Where all layers have one layout and more than one kind, kinds with more layers than the least
     are split, so that groups are no larger than the smallest kind. Layers that share another's KV
-    join that layer's group. Raises UnsupportedError for a kind that no block table serves yet, and
-    ConfigError for a window that is not at least 1.
+    join that layer's group. Raises UnsupportedError for a kind that is not served yet and for
+    recurrent layers without others, ConfigError for a window that is not at least 1.
     """
+    all_layers = layers
+    recurrent = tuple(layer.index for layer in layers if layer.kind == "recurrent")
+    layers = [layer for layer in layers if layer.kind != "recurrent"]
+    if recurrent and not layers:
+        raise UnsupportedError(
+            "A model of recurrent layers alone is not supported: what is kept of their state for "
+            "prefix hits lies in the KV blocks of attention layers."
+        )
     kinds: dict[tuple[str, int | None, int], list[int]] = {}
     for layer in layers:
         if layer.kind not in ("full", "window"):
@@ -58,7 +82,7 @@ def group_layers(layers: Sequence[LayerKV]) -> tuple[KVGroup, ...]:
     for layer in layers:
         if layer.shares is not None:
             sharers.setdefault(layer.shares, []).append(layer.index)
-    return tuple(
+    groups = [
         KVGroup(
             index=i,
             layers=tuple(
@@ -69,11 +93,45 @@ def group_layers(layers: Sequence[LayerKV]) -> tuple[KVGroup, ...]:
             window=window,
         )
         for i, ((_, window, block_size), own) in enumerate(members)
-    )
+    ]
+    if recurrent and checkpoint_interval:
+        groups.append(
+            KVGroup(
+                index=len(groups),
+                layers=recurrent,
+                block_size=checkpoint_interval,
+                kind="recurrent",
+                pages=max(place.first + place.count for place in state_places(all_layers)),
+            )
+        )
+    return tuple(groups)
+
+
+def with_tables(groups: Sequence[KVGroup]) -> tuple[KVGroup, ...]:
+    """The groups that have a block table; they come first, so that each stands at its own index."""
+    return tuple(group for group in groups if group.has_table)
+
+
+def state_places(layers: Sequence[LayerKV]) -> tuple[StatePlace, ...]:
+    """Where each recurrent layer's state lies in a checkpoint, in the order of `layers`.
+
+    Each begins a new page, in the pool where it ends at the lowest one.
+    """
+    by_index = {layer.index: layer for layer in layers}
+    filled = dict.fromkeys(sorted(set(pool_of_layers(layers).values())), 0)
+    places = []
+    for layer in layers:
+        if layer.kind == "recurrent":
+            assert layer.state_bytes > 0, f"layer {layer.index} has no state"
+            counts = {pool: -(-layer.state_bytes // by_index[pool].page_bytes) for pool in filled}
+            host = min(filled, key=lambda pool: filled[pool] + counts[pool])
+            places.append(StatePlace(layer.index, host, filled[host], counts[host]))
+            filled[host] += counts[host]
+    return tuple(places)
 
 
 def pool_of_layers(layers: Sequence[LayerKV]) -> dict[int, int]:
-    """Layer index -> index of the layer in whose pool its KV lies.
+    """Layer index -> index of the layer in whose pool its KV lies; a recurrent layer has none.
 
     A layer that shares another's KV lies where that one does. Otherwise the n-th layer of a layout
     in each group lies with the n-th of that layout in every other.
@@ -102,7 +160,8 @@ def block_bytes(layers: Sequence[LayerKV]) -> int:
 
 
 def smallest_reusable_prefix(groups: Sequence[KVGroup]) -> int:
-    """Tokens. A prefix hit is a multiple of this: it must end where blocks of all groups end."""
+    """Tokens. A prefix hit is a multiple of this: it must end where blocks of all groups end, and
+    where a checkpoint may be."""
     return math.lcm(*(group.block_size for group in groups))
 
 

@@ -75,10 +75,19 @@ class LayerKV:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVGroup:
-    """Layers that share one block table. block_size in tokens."""
+    """Layers that share one block table. block_size in tokens.
+
+    Kind "recurrent" has no table: a row's state is not in the pool. What lies there are checkpoints,
+    copies of it after every block_size tokens, each in `pages` blocks.
+    """
 
     index: int
     layers: tuple[int, ...]
     block_size: int
     kind: Literal["full", "window", "mla", "recurrent", "cross"] = "full"
     window: int | None = None
+    pages: int = 1
+
+    @property
+    def has_table(self) -> bool:
+        return self.kind != "recurrent"

@@ -7,12 +7,15 @@ from dataclasses import replace
 import pytest
 
 from pelton.core.kv.groups import (
+    StatePlace,
     block_bytes,
     group_layers,
     pool_of_layers,
     smallest_reusable_prefix,
+    state_places,
+    with_tables,
 )
-from pelton.core.kv.spec import KVGroup, LayerKV
+from pelton.core.kv.spec import KVGroup, LayerKV, RecurrentSpec
 from pelton.errors import ConfigError, UnsupportedError
 
 
@@ -104,7 +107,55 @@ def test_smallest_reusable_prefix():
     assert smallest_reusable_prefix(groups) == 48
 
 
-@pytest.mark.parametrize("kind", ["mla", "recurrent", "cross"])
+def recurrent(index, state_bytes):
+    spec = RecurrentSpec(
+        ssm_shape=(state_bytes // 4,), ssm_dtype="float32", conv_shape=(0,), conv_dtype="float32"
+    )
+    return layer(index, kind="recurrent", page_bytes=0, recurrent=spec)
+
+
+def test_recurrent_layers_have_no_pool_and_no_table():
+    """Every block costs what the attention layers need; the group exists for checkpoints alone."""
+    layers = [recurrent(0, 3008), layer(1), recurrent(2, 3008), layer(3), recurrent(4, 1024)]
+    assert block_bytes(layers) == 2 * 1024
+    assert shared(layers) == [[1], [3]]
+    assert members(layers) == [("full", None, (1, 3))]
+    full, kept = group_layers(layers, 256)
+    assert (full.layers, full.has_table, full.pages) == ((1, 3), True, 1)
+    assert kept == KVGroup(index=1, layers=(0, 2, 4), block_size=256, kind="recurrent", pages=4)
+    assert with_tables([full, kept]) == (full,)
+    assert smallest_reusable_prefix([full, kept]) == 256
+
+
+def test_states_are_spread_over_the_pools():
+    """Three of three pages and one of one, in two pools; none lies where another does."""
+    layers = [recurrent(0, 3008), layer(1), recurrent(2, 3008), layer(3), recurrent(4, 1024)]
+    assert state_places(layers) == (
+        StatePlace(0, 1, 0, 3),
+        StatePlace(2, 3, 0, 3),
+        StatePlace(4, 1, 3, 1),
+    )
+
+
+def test_a_pool_with_larger_pages_takes_more_states():
+    layers = [layer(0), layer(1, page_bytes=4096), *(recurrent(i, 4096) for i in range(2, 7))]
+    places = state_places(layers)
+    assert [(place.host, place.first, place.count) for place in places] == [
+        (1, 0, 1),
+        (1, 1, 1),
+        (1, 2, 1),
+        (0, 0, 4),
+        (1, 3, 1),
+    ]
+    assert group_layers(layers, 64)[-1].pages == 4
+
+
+def test_states_without_attention_are_refused():
+    with pytest.raises(UnsupportedError, match="recurrent layers alone"):
+        group_layers([recurrent(0, 64)])
+
+
+@pytest.mark.parametrize("kind", ["mla", "cross"])
 def test_kinds_without_a_table_are_refused_by_name(kind):
     with pytest.raises(UnsupportedError, match=kind):
         group_layers([layer(0), layer(1, kind=kind)])
