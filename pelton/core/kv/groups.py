@@ -10,8 +10,9 @@ another, and a block costs what one group needs of it. For that the groups must 
 
 The same idea as in vLLM's hybrid KV cache manager. Not so for recurrent layers: there a state is a
 page, so that every attention block grows to hundreds of tokens to be as large. Here a row's state
-lives outside the pool, and only copies of it for later prefix hits, its checkpoints, lie in ordinary
-blocks, as many as it takes (`state_places`). So KV blocks stay small, and the memory is one.
+lives outside the pool, and only copies of it for later prefix hits, its checkpoints, lie in
+ordinary blocks, as many as it takes (`state_places`). So KV blocks stay small, and there is one
+memory for both.
 """
 
 from __future__ import annotations

@@ -77,8 +77,8 @@ class LayerKV:
 class KVGroup:
     """Layers that share one block table. block_size in tokens.
 
-    Kind "recurrent" has no table: a row's state is not in the pool. What lies there are checkpoints,
-    copies of it after every block_size tokens, each in `pages` blocks.
+    Kind "recurrent" has no table: a row's state is not in the pool. What lies there are
+    checkpoints, copies of it after every block_size tokens, each in `pages` blocks.
     """
 
     index: int
