@@ -1,77 +1,40 @@
 """A GGUF file's metadata as a model configuration.
 
-Source of the keys: ggml's docs/gguf.md, "Standardized key-value pairs".
+Sources: ggml's docs/gguf.md, "Standardized key-value pairs", and, for what no key says, what
+llama.cpp does with a family's files.
 """
 
 from __future__ import annotations
 
-import math
-import reprlib
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from pelton.checkpoint.gguf_header import READABLE_TYPES, GGUFHeader
-from pelton.config.model import GenerationDefaults, ModelConfig, RopeConfig
+from pelton.checkpoint.gguf_metadata import Metadata
+from pelton.checkpoint.gguf_rope import read_rope
+from pelton.config.model import GenerationDefaults, LayerKind, ModelConfig, RopeConfig
 from pelton.config.names import known_names
-from pelton.errors import CheckpointError, UnsupportedError
+from pelton.errors import UnsupportedError
 
-_ROPE_FREQS = "rope_freqs.weight"
 _FLOAT_TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-
-
-class _Metadata:
-    """The metadata, read with types. Errors name the file, the key and its value."""
-
-    def __init__(self, header: GGUFHeader) -> None:
-        self.header = header
-
-    def wrong(self, key: str, wanted: str) -> CheckpointError:
-        # Some values are lists of 100,000 strings.
-        value = reprlib.repr(self.header.metadata.get(key))
-        return CheckpointError(f"{self.header.path}: {key} must be {wanted}, got {value}.")
-
-    def refused(self, key: str, wanted: str) -> UnsupportedError:
-        value = self.header.metadata.get(key)
-        return UnsupportedError(
-            f"{self.header.path}: {key}={value!r} is not supported; it must be {wanted}."
-        )
-
-    def _get(self, key: str, is_required: bool) -> object:
-        value = self.header.metadata.get(key)
-        if value is None and is_required:
-            raise CheckpointError(f"{self.header.path}: the required key {key!r} is missing.")
-        return value
-
-    def integer(self, key: str, default: int | None = None, *, low: int = 1) -> int:
-        value = self._get(key, default is None)
-        if value is None:
-            assert default is not None
-            return default
-        if type(value) is not int or not low <= value < 2**31:
-            raise self.wrong(key, f"an integer from {low} to 2**31 - 1")
-        return value
-
-    def number(self, key: str, default: float | None = None) -> float:
-        value = self._get(key, default is None)
-        if value is None:
-            assert default is not None
-            return default
-        if type(value) not in (int, float):
-            raise self.wrong(key, "a number")
-        number = float(value)  # type: ignore[arg-type]
-        if not math.isfinite(number) or number <= 0:
-            raise self.wrong(key, "a finite number above 0")
-        return number
-
-    def text(self, key: str, default: str | None = None) -> str:
-        value = self._get(key, default is None)
-        if value is None:
-            assert default is not None
-            return default
-        if not isinstance(value, str):
-            raise self.wrong(key, "a string")
-        return value
+# Keys that change nothing in the families below, whatever their value.
+_IGNORED = (
+    "attention.layer_norm_epsilon",  # all norms are RMS norms
+    "expert_used_count",  # expert_count is read
+    "rope.scaling.finetuned",
+    "rope.scaling.original_context_length",  # of kinds that need it, which are refused
+    "tensor_data_layout",  # of the file's maker; old, and true of every file
+)
+# Keys that change nothing when they have this value; another is refused.
+_NEUTRAL: dict[str, object] = {
+    "attention.causal": True,
+    "expert_count": 0,
+    "nextn_predict_layers": 0,
+    "rope.scaling.attn_factor": 1.0,
+    "use_parallel_residual": False,
+}
 
 
 def is_quantised(header: GGUFHeader) -> bool:
@@ -85,135 +48,189 @@ def _dtype(header: GGUFHeader) -> str:
     return _FLOAT_TYPES.get(types.pop(), "float32") if len(types) == 1 else "float32"
 
 
-def _vocab_size(meta: _Metadata, prefix: str) -> int:
+def _vocab_size(meta: Metadata) -> int:
     """The list of tokens decides; without one, the key."""
     tokens = meta.header.metadata.get("tokenizer.ggml.tokens")
-    key = f"{prefix}.vocab_size"
     if not isinstance(tokens, list) or not tokens:
-        return meta.integer(key)
-    if meta.integer(key, len(tokens)) != len(tokens):
-        raise meta.wrong(key, f"the number of tokenizer.ggml.tokens, {len(tokens)}")
+        return meta.integer("vocab_size")
+    if meta.integer("vocab_size", len(tokens)) != len(tokens):
+        raise meta.wrong("vocab_size", f"the number of tokenizer.ggml.tokens, {len(tokens)}")
     return len(tokens)
 
 
-def _llama3_divisors(
-    theta: float, rotary_dim: int, factor: float, low: float, high: float, original: int
-) -> np.ndarray:
-    """[rotary_dim / 2] by how much Llama 3.1 divides each inverse frequency.
-
-    Source: Llama 3.1's reference implementation, `apply_scaling`.
-    """
-    wavelength = 2 * math.pi * theta ** (np.arange(0, rotary_dim, 2) / rotary_dim)
-    # 1 where the wavelength is short (kept), 0 where it is long (divided by the factor).
-    smooth = np.clip((original / wavelength - low) / (high - low), 0.0, 1.0)
-    result: np.ndarray = 1.0 / ((1 - smooth) / factor + smooth)
-    return result
-
-
-def _llama3_rope(header: GGUFHeader, rotary_dim: int, theta: float) -> RopeConfig:
-    """The scaling whose divisors the file stores as a tensor, recovered and checked.
-
-    Files hold the divisors and not their parameters. All Llama 3.1 to 3.3 checkpoints use
-    low_freq_factor 1, high_freq_factor 4 and 8192 positions, and the factor is the largest divisor;
-    if these do not give the tensor's values, it is refused.
-    """
-    tensor = header.tensors[_ROPE_FREQS]
-    if tensor.type.name != "F32" or tensor.shape != (rotary_dim // 2,):
-        raise CheckpointError(
-            f"{header.path}: tensor {_ROPE_FREQS!r} must be F32 of shape ({rotary_dim // 2},), got "
-            f"{tensor.type.name} of shape {tensor.shape}."
-        )
-    divisors = np.fromfile(tensor.path, "<f4", rotary_dim // 2, offset=tensor.start)
-    factor = float(divisors.max())
-    if math.isfinite(factor) and factor >= 1.0:
-        expected = _llama3_divisors(theta, rotary_dim, factor, 1.0, 4.0, 8192)
-        if np.allclose(divisors, expected, rtol=1e-4, atol=0.0):
-            return RopeConfig(
-                rotary_dim=rotary_dim,
-                theta=theta,
-                kind="llama3",
-                factor=factor,
-                low_freq_factor=1.0,
-                high_freq_factor=4.0,
-                original_max_position=8192,
-            )
-    raise UnsupportedError(
-        f"{header.path}: tensor {_ROPE_FREQS!r} holds rope factors that are not Llama 3's "
-        "(low_freq_factor 1, high_freq_factor 4, 8192 positions) and are not supported."
-    )
-
-
-def _rope(meta: _Metadata, head_dim: int) -> RopeConfig:
-    theta = meta.number("llama.rope.freq_base", 10000.0)
-    if meta.integer("llama.rope.dimension_count", head_dim) != head_dim:
-        raise meta.refused("llama.rope.dimension_count", f"the head dimension, {head_dim}")
-    key = "llama.rope.scaling.type"
-    # Before llama.rope.scaling.* there was one key, for linear scaling only.
-    old_factor = meta.number("llama.rope.scale_linear", 1.0)
-    kind = meta.text(key, "linear" if old_factor != 1.0 else "none")
-    if kind not in ("none", "linear"):
-        raise meta.refused(key, "'none' or 'linear'")
-    factor = meta.number("llama.rope.scaling.factor", old_factor) if kind == "linear" else 1.0
-    if _ROPE_FREQS in meta.header.tensors:
-        if factor != 1.0:
-            raise UnsupportedError(
-                f"{meta.header.path}: {key}='linear' together with the tensor {_ROPE_FREQS!r} is "
-                "not supported."
-            )
-        return _llama3_rope(meta.header, head_dim, theta)
-    if factor == 1.0:
-        return RopeConfig(rotary_dim=head_dim, theta=theta)
-    return RopeConfig(rotary_dim=head_dim, theta=theta, kind="linear", factor=factor)
-
-
-def _llama(meta: _Metadata) -> ModelConfig:
-    for key in ("llama.expert_count", "llama.attention.sliding_window"):
-        if meta.integer(key, 0, low=0):
-            raise meta.refused(key, "0 or absent")
-    hidden_size = meta.integer("llama.embedding_length")
-    num_heads = meta.integer("llama.attention.head_count")
-    num_kv_heads = meta.integer("llama.attention.head_count_kv", num_heads)
+def _shared(meta: Metadata) -> dict[str, Any]:
+    """ModelConfig's fields that all families have alike."""
+    hidden_size = meta.integer("embedding_length")
+    num_heads = meta.integer("attention.head_count")
+    num_kv_heads = meta.integer("attention.head_count_kv", num_heads)
     if num_heads % num_kv_heads:
-        raise meta.wrong("llama.attention.head_count_kv", f"a divisor of head_count={num_heads}")
-    key = "llama.attention.key_length"
-    if meta.header.metadata.get(key) is None and hidden_size % num_heads:
-        raise meta.wrong("llama.attention.head_count", f"a divisor of {hidden_size}")
-    head_dim = meta.integer(key, hidden_size // num_heads)
+        raise meta.wrong("attention.head_count_kv", f"a divisor of head_count={num_heads}")
+    if meta.get("attention.key_length") is None and hidden_size % num_heads:
+        raise meta.wrong("attention.head_count", f"a divisor of {hidden_size}")
+    head_dim = meta.integer("attention.key_length", hidden_size // num_heads)
     if head_dim % 2:
-        raise meta.wrong(key, "even")
-    if meta.integer("llama.attention.value_length", head_dim) != head_dim:
-        raise meta.refused("llama.attention.value_length", f"the key length, {head_dim}")
+        raise meta.wrong("attention.key_length", "even")
+    if meta.integer("attention.value_length", head_dim) != head_dim:
+        raise meta.refused("attention.value_length", f"the key length, {head_dim}")
+    tensors = meta.header.tensors
+    qkv_bias = "blk.0.attn_q.bias" in tensors or "blk.0.attn_qkv.bias" in tensors
+    attention_bias = qkv_bias and "blk.0.attn_output.bias" in tensors
+    fields: dict[str, Any] = {
+        "hidden_size": hidden_size,
+        "intermediate_size": meta.integer("feed_forward_length"),
+        "num_layers": meta.integer("block_count"),
+        "num_heads": num_heads,
+        "num_kv_heads": num_kv_heads,
+        "head_dim": head_dim,
+        "vocab_size": _vocab_size(meta),
+        "rms_norm_eps": meta.number("attention.layer_norm_rms_epsilon"),
+        "hidden_act": "silu",
+        "tie_word_embeddings": "output.weight" not in tensors,
+        "attention_bias": attention_bias,
+        "qkv_bias": qkv_bias and not attention_bias,
+        "mlp_bias": "blk.0.ffn_up.bias" in tensors,
+        "max_position": meta.integer("context_length"),
+        "checkpoint_dtype": _dtype(meta.header),
+    }
+    if meta.get("attention.scale") is not None:
+        fields["attention_scale"] = meta.number("attention.scale")
+    return fields
+
+
+def _window(meta: Metadata, num_layers: int, *, default: int | None = None) -> dict[str, Any]:
+    """The fields of a window over all layers; 0 means none. Required unless there is a default."""
+    window = meta.integer("attention.sliding_window", default, low=0)
+    return {"layer_kinds": ("window",) * num_layers, "window": window} if window else {}
+
+
+def _llama(meta: Metadata) -> ModelConfig:
+    """Llama, and Mistral, which is Llama with a window."""
+    fields = _shared(meta)
+    window = _window(meta, fields["num_layers"], default=0)
     return ModelConfig(
-        architecture="LlamaForCausalLM",
-        hidden_size=hidden_size,
-        intermediate_size=meta.integer("llama.feed_forward_length"),
-        num_layers=meta.integer("llama.block_count"),
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        vocab_size=_vocab_size(meta, "llama"),
-        rms_norm_eps=meta.number("llama.attention.layer_norm_rms_epsilon"),
-        hidden_act="silu",
-        rope=_rope(meta, head_dim),
-        tie_word_embeddings="output.weight" not in meta.header.tensors,
-        attention_bias="blk.0.attn_q.bias" in meta.header.tensors,
-        mlp_bias="blk.0.ffn_gate.bias" in meta.header.tensors,
-        max_position=meta.integer("llama.context_length"),
-        checkpoint_dtype=_dtype(meta.header),
+        architecture="MistralForCausalLM" if window else "LlamaForCausalLM",
+        **fields,
+        **window,
+        rope=read_rope(meta, fields["head_dim"]),
     )
 
 
-ARCHITECTURES: dict[str, Callable[[_Metadata], ModelConfig]] = {"llama": _llama}
+def _qwen2(meta: Metadata) -> ModelConfig:
+    return _qwen(meta, architecture="Qwen2ForCausalLM")
+
+
+def _qwen3(meta: Metadata) -> ModelConfig:
+    return _qwen(meta, architecture="Qwen3ForCausalLM", qk_norm=True)
+
+
+def _qwen(meta: Metadata, **own: Any) -> ModelConfig:
+    if meta.integer("attention.sliding_window", 0, low=0):
+        # Only some layers have it, and the file cannot say which.
+        raise meta.refused("attention.sliding_window", "0 or absent")
+    fields = _shared(meta)
+    return ModelConfig(**fields, **own, rope=read_rope(meta, fields["head_dim"]))
+
+
+def _phi3(meta: Metadata) -> ModelConfig:
+    """The window's key is required: files without it are older than it, and their models have
+    one."""
+    fields = _shared(meta)
+    return ModelConfig(
+        architecture="Phi3ForCausalLM",
+        **fields,
+        **_window(meta, fields["num_layers"]),
+        rope=read_rope(meta, fields["head_dim"], allow_partial=True),
+    )
+
+
+def _gemma2(meta: Metadata) -> ModelConfig:
+    fields = _gemma(meta, num_layers_of_27b=46)
+    kinds = _pattern(meta, fields["num_layers"], 2)
+    return ModelConfig(
+        architecture="Gemma2ForCausalLM",
+        **fields,
+        layer_kinds=kinds,
+        window=meta.integer("attention.sliding_window") if kinds else None,
+        attention_softcap=meta.number("attn_logit_softcapping", 50.0),
+        final_softcap=meta.number("final_logit_softcapping", 30.0),
+        rope=read_rope(meta, fields["head_dim"]),
+    )
+
+
+def _gemma3(meta: Metadata) -> ModelConfig:
+    fields = _gemma(meta, num_layers_of_27b=62)
+    kinds = _pattern(meta, fields["num_layers"], 6)
+    window = meta.integer("attention.sliding_window", 0, low=0)
+    has_cap = meta.get("final_logit_softcapping") is not None
+    # The default of a file without it would be 10,000, and of the family 1,000,000.
+    meta.number("rope.freq_base")
+    head_dim = fields["head_dim"]
+    local = RopeConfig(rotary_dim=head_dim, theta=meta.number("rope.freq_base_swa", 10000.0))
+    return ModelConfig(
+        architecture="Gemma3ForCausalLM",
+        **fields,
+        layer_kinds=kinds if window else (),
+        window=window if kinds and window else None,
+        final_softcap=meta.number("final_logit_softcapping") if has_cap else None,
+        rope=read_rope(meta, head_dim),
+        local_rope=local,
+        qk_norm=True,
+    )
+
+
+def _gemma(meta: Metadata, *, num_layers_of_27b: int) -> dict[str, Any]:
+    """What both have alike. The scale of scores stands in no key: it is head_dim ** -0.5, but for
+    the 27 B models, which are known by their layers."""
+    fields = _shared(meta)
+    is_27b = fields["num_layers"] == num_layers_of_27b
+    wide = fields["hidden_size"] // fields["num_heads"]
+    fields.setdefault("attention_scale", (wide if is_27b else fields["head_dim"]) ** -0.5)
+    return {
+        **fields,
+        "hidden_act": "gelu_pytorch_tanh",
+        "post_norms": True,
+        "embedding_multiplier": fields["hidden_size"] ** 0.5,
+    }
+
+
+def _pattern(meta: Metadata, num_layers: int, period: int) -> tuple[LayerKind, ...]:
+    """attention.sliding_window_pattern: every so manieth layer sees all tokens, or per layer
+    whether it has a window. period: what its absence means."""
+    value = meta.get("attention.sliding_window_pattern")
+    if isinstance(value, np.ndarray):
+        if value.shape != (num_layers,):
+            raise meta.wrong(
+                "attention.sliding_window_pattern", f"one flag per layer, {num_layers}"
+            )
+        flags = [bool(flag) for flag in value]
+    else:
+        period = meta.integer("attention.sliding_window_pattern", period)
+        flags = [(index + 1) % period != 0 for index in range(num_layers)]
+    kinds: tuple[LayerKind, ...] = tuple("window" if flag else "full" for flag in flags)
+    return kinds if any(flags) else ()
+
+
+ARCHITECTURES: dict[str, Callable[[Metadata], ModelConfig]] = {
+    "gemma2": _gemma2,
+    "gemma3": _gemma3,
+    "llama": _llama,
+    "phi3": _phi3,
+    "qwen2": _qwen2,
+    "qwen3": _qwen3,
+}
+
+
+def _architecture(header: GGUFHeader) -> str:
+    return Metadata(header, "general").text("architecture")
 
 
 def gguf_model_config(header: GGUFHeader) -> ModelConfig:
     """What the file says of its model.
 
-    Raises CheckpointError (missing key, wrong type) and UnsupportedError (an architecture, value or
-    tensor type that is not implemented, by name).
+    Raises CheckpointError (missing key, wrong type) and UnsupportedError (an architecture, key,
+    value or tensor type that is not implemented, by name).
     """
-    meta = _Metadata(header)
-    architecture = meta.text("general.architecture")
+    architecture = _architecture(header)
     if architecture not in ARCHITECTURES:
         raise UnsupportedError(
             f"{header.path}: general.architecture={architecture!r} is not supported."
@@ -225,15 +242,30 @@ def gguf_model_config(header: GGUFHeader) -> ModelConfig:
                 f"{tensor.path}: tensor {name!r} has type {tensor.type.name}, which is not "
                 f"supported; supported: {', '.join(READABLE_TYPES)}."
             )
-    return ARCHITECTURES[architecture](meta)
+    meta = Metadata(header, architecture)
+    model = ARCHITECTURES[architecture](meta)
+    _refuse_unread(meta)
+    return model
 
 
-def _token_id(meta: _Metadata, key: str, vocab_size: int) -> int | None:
-    if key not in meta.header.metadata:
+def _refuse_unread(meta: Metadata) -> None:
+    """A key that nothing reads may change the arithmetic."""
+    for name, neutral in _NEUTRAL.items():
+        if meta.get(name) not in (None, neutral):
+            raise meta.refused(name, f"{neutral!r} or absent")
+    known = meta.read | {meta.key(name) for name in _IGNORED}
+    for key in meta.header.metadata:
+        if key.startswith(f"{meta.prefix}.") and key not in known:
+            raise meta.refused(key.removeprefix(f"{meta.prefix}."), "absent")
+
+
+def _token_id(meta: Metadata, role: str, vocab_size: int) -> int | None:
+    name = f"{role}_token_id"
+    if meta.get(name) is None:
         return None
-    value = meta.integer(key, low=0)
+    value = meta.integer(name, low=0)
     if value >= vocab_size:
-        raise meta.wrong(key, f"a token id from 0 to {vocab_size - 1}")
+        raise meta.wrong(name, f"a token id from 0 to {vocab_size - 1}")
     return value
 
 
@@ -242,13 +274,11 @@ def gguf_generation_defaults(header: GGUFHeader) -> GenerationDefaults:
 
     Raises CheckpointError for token ids outside the vocabulary.
     """
-    meta = _Metadata(header)
-    vocab_size = _vocab_size(meta, meta.text("general.architecture"))
-    ends = (
-        _token_id(meta, f"tokenizer.ggml.{name}_token_id", vocab_size) for name in ("eos", "eot")
-    )
+    vocab_size = _vocab_size(Metadata(header, _architecture(header)))
+    meta = Metadata(header, "tokenizer.ggml")
+    ends = (_token_id(meta, role, vocab_size) for role in ("eos", "eot"))
     return GenerationDefaults(
         eos_token_ids=tuple(dict.fromkeys(end for end in ends if end is not None)),
-        bos_token_id=_token_id(meta, "tokenizer.ggml.bos_token_id", vocab_size),
-        pad_token_id=_token_id(meta, "tokenizer.ggml.padding_token_id", vocab_size),
+        bos_token_id=_token_id(meta, "bos", vocab_size),
+        pad_token_id=_token_id(meta, "padding", vocab_size),
     )

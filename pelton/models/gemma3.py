@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from pelton.models.decoder import Decoder
-from pelton.models.gemma_names import GEMMA_HF
+from pelton.models.gemma_names import GEMMA_GGUF, GEMMA_HF
 
 
 class Gemma3(Decoder):
-    names: ClassVar = {"safetensors": GEMMA_HF, "dummy": GEMMA_HF}
+    names: ClassVar = {"safetensors": GEMMA_HF, "dummy": GEMMA_HF, "gguf": GEMMA_GGUF}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pelton.checkpoint.name_map import NameRules, Rule
 
 LLAMA_HF = NameRules(
@@ -52,6 +54,9 @@ LLAMA_GGUF = NameRules(
         Rule("output_norm.weight", "norm.weight"),
         Rule("output.weight", "head.weight"),
     ),
-    # Read with the metadata: checkpoint/gguf_config.py turns it into Llama 3's rope scaling.
+    # Read with the metadata: checkpoint/gguf_rope.py turns it into Llama 3's rope scaling.
     ignored=("rope_freqs.weight",),
 )
+
+# llama.cpp reorders rows for the architecture "llama" alone; all others rotate as they are.
+GGUF_IN_ORDER = NameRules(rules=tuple(replace(rule, transform=None) for rule in LLAMA_GGUF.rules))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from pelton.models.decoder import Decoder
-from pelton.models.llama_names import LLAMA_HF
+from pelton.models.llama_names import LLAMA_GGUF, LLAMA_HF
 
 
 class Mistral(Decoder):
-    names: ClassVar = {"safetensors": LLAMA_HF, "dummy": LLAMA_HF}
+    names: ClassVar = {"safetensors": LLAMA_HF, "dummy": LLAMA_HF, "gguf": LLAMA_GGUF}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from pelton.models.decoder import Decoder
-from pelton.models.phi3_names import PHI3_HF
+from pelton.models.phi3_names import PHI3_GGUF, PHI3_HF
 
 
 class Phi3(Decoder):
-    names: ClassVar = {"safetensors": PHI3_HF, "dummy": PHI3_HF}
+    names: ClassVar = {"safetensors": PHI3_HF, "dummy": PHI3_HF, "gguf": PHI3_GGUF}

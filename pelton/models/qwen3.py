@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from pelton.models.decoder import Decoder
-from pelton.models.qwen3_names import QWEN3_HF
+from pelton.models.qwen3_names import QWEN3_GGUF, QWEN3_HF
 
 
 class Qwen3(Decoder):
-    names: ClassVar = {"safetensors": QWEN3_HF, "dummy": QWEN3_HF}
+    names: ClassVar = {"safetensors": QWEN3_HF, "dummy": QWEN3_HF, "gguf": QWEN3_GGUF}

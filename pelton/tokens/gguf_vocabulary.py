@@ -32,6 +32,11 @@ _ROLES = {
     "mask_token": "mask",
 }
 _ENDS_OF_TURN = ("eot", "eom")
+# Many files of chat models name EOS and no end of turn, so it is known by its text, as llama.cpp
+# does it: Llama 3, ChatML (Qwen and others), Gemma, Phi-3.
+_TURN_END_TEXTS = ("<|eot_id|>", "<|im_end|>", "<end_of_turn>", "<|end|>")
+# In a vocabulary with this token, "<|end|>" ends a message and not an answer (gpt-oss).
+_ANSWER_END_TEXTS = ("<|return|>", "<|call|>")
 _BERT_TEXTS = {
     "cls_token": "[CLS]",
     "sep_token": "[SEP]",
@@ -48,7 +53,8 @@ class GgufVocabulary:
     tokens, kinds: one each per id; kinds are those of ggml (1 normal, 2 unknown, 3 control, 4
         user-defined, 5 unused, 6 byte). scores: one per id, or empty. merges: "left right", in
         order, or empty. pre: the rule that cuts text, for "gpt2".
-    special: "bos_token", "eos_token", ... -> id. end_of_turn: further ids that end an answer.
+    special: "bos_token", "eos_token", ... -> id. end_of_turn: further ids that end an answer; by
+        their texts, where the file names none.
     control, user_defined: ids found in text as one token; control ones count as special.
     first, last: ids put before and after a text, or None.
     adds_space: a space is put before a text ("llama").
@@ -93,8 +99,7 @@ class GgufVocabulary:
         )
         kinds = _kinds(metadata, len(tokens))
         special = _special(metadata, model, tokens, kinds)
-        ends = [_token_id(metadata, name, len(tokens)) for name in _ENDS_OF_TURN]
-        end_of_turn = tuple(token for token in ends if token is not None)
+        end_of_turn = _end_of_turn(metadata, tokens, kinds)
         named = {*special.values(), *end_of_turn}
         first, last = _surroundings(metadata, model, pre, special)
         return cls(
@@ -192,6 +197,21 @@ def _special(
             if found[name] is None:
                 found[name] = texts.get(text)
     return {name: token for name, token in found.items() if token is not None}
+
+
+def _end_of_turn(
+    metadata: Mapping[str, Any], tokens: Sequence[str], kinds: Sequence[int]
+) -> tuple[int, ...]:
+    named = [_token_id(metadata, role, len(tokens)) for role in _ENDS_OF_TURN]
+    if named[0] is None:
+        marks = {
+            text: at
+            for at, text in enumerate(tokens)
+            if kinds[at] in (CONTROL, USER_DEFINED) and text[:1] == "<"
+        }
+        texts = _ANSWER_END_TEXTS if _ANSWER_END_TEXTS[0] in marks else _TURN_END_TEXTS
+        named += [marks.get(text) for text in texts]
+    return tuple(dict.fromkeys(token for token in named if token is not None))
 
 
 def _surroundings(

@@ -30,8 +30,11 @@ def make(tmp_path):
     def inner(changes=None, *, architecture="llama", tensors=None):
         path = tmp_path / "m.gguf"
         writer = gguf.GGUFWriter(path, architecture)
-        for key, value in {**KEYS, **(changes or {})}.items():
-            if isinstance(value, int):
+        keys = {key.replace("llama.", f"{architecture}."): value for key, value in KEYS.items()}
+        for key, value in {**keys, **(changes or {})}.items():
+            if isinstance(value, bool):
+                writer.add_bool(key, value)
+            elif isinstance(value, int):
                 writer.add_uint32(key, value)
             elif isinstance(value, float):
                 writer.add_float32(key, value)
@@ -79,7 +82,7 @@ def test_dtype_ties_and_biases_follow_the_tensors(make):
     model = read_model_config(checkpoint)
     assert model.checkpoint_dtype == "float16"
     assert not model.tie_word_embeddings
-    assert model.attention_bias
+    assert (model.attention_bias, model.qkv_bias) == (False, True)
     assert not model.mlp_bias
     assert not is_quantised(read_gguf_header(checkpoint.files[0]))
 
@@ -118,6 +121,9 @@ def test_a_wrong_value_is_named(make, changes, says):
         ({"llama.rope.dimension_count": 8}, "llama.rope.dimension_count=8"),
         ({"llama.expert_count": 8}, "llama.expert_count=8"),
         ({"llama.attention.value_length": 8}, "llama.attention.value_length=8"),
+        ({"llama.attention.causal": False}, "llama.attention.causal=False.*True or absent"),
+        ({"llama.logit_scale": 0.5}, "llama.logit_scale=0.5 is not supported; it must be absent"),
+        ({"llama.something_new": "x"}, "llama.something_new='x' is not supported"),
     ],
 )
 def test_refused_by_name(make, changes, says):
@@ -125,9 +131,99 @@ def test_refused_by_name(make, changes, says):
         read_model_config(make(changes))
 
 
-def test_unknown_architecture(make):
-    with pytest.raises(UnsupportedError, match=r"'llama4'.*Did you mean 'llama'"):
-        read_model_config(make(architecture="llama4"))
+def test_keys_that_change_nothing(make):
+    plain = read_model_config(make())
+    changes = {
+        "llama.attention.causal": True,
+        "llama.expert_count": 0,
+        "llama.expert_used_count": 0,
+        "llama.rope.scaling.finetuned": False,
+        "llama.tensor_data_layout": "Meta AI original pth",
+    }
+    assert read_model_config(make(changes)) == plain
+
+
+@pytest.mark.parametrize(
+    ("architecture", "nearest"), [("llama4", "llama"), ("qwen2vl", "qwen2"), ("gemma", "gemma[23]")]
+)
+def test_unknown_architecture(make, architecture, nearest):
+    known = "gemma2, gemma3, .*llama, .*phi3, qwen2, qwen3"
+    says = rf"'{architecture}'.*Did you mean '{nearest}'.*Known: {known}"
+    with pytest.raises(UnsupportedError, match=says):
+        read_model_config(make(architecture=architecture))
+
+
+def test_llama_with_a_window_is_mistral(make):
+    model = read_model_config(make({"llama.attention.sliding_window": 9}))
+    assert (model.architecture, model.window) == ("MistralForCausalLM", 9)
+    assert model.layer_kinds == ("window", "window")
+
+
+def test_phi3_must_say_whether_it_has_a_window(make):
+    def read(**changes):
+        changes = {f"phi3.{key.replace('__', '.')}": value for key, value in changes.items()}
+        return read_model_config(make(changes, architecture="phi3"))
+
+    with pytest.raises(CheckpointError, match=r"'phi3\.attention\.sliding_window' is missing"):
+        read()
+    assert read(attention__sliding_window=0).layer_kinds == ()
+    assert read(attention__sliding_window=7).window == 7
+    assert read(attention__sliding_window=0, rope__dimension_count=8).rope.rotary_dim == 8
+    with pytest.raises(CheckpointError, match="even and at most the head's 16, got 18"):
+        read(attention__sliding_window=0, rope__dimension_count=18)
+
+
+def test_longrope_is_refused(make):
+    tensors = {"rope_factors_short.weight": np.ones(8, "f4")}
+    changes = {"phi3.attention.sliding_window": 0}
+    with pytest.raises(UnsupportedError, match=r"rope_factors_short\.weight' \(longrope\)"):
+        read_model_config(make(changes, architecture="phi3", tensors=tensors))
+
+
+def test_qwens_window_is_refused(make):
+    with pytest.raises(UnsupportedError, match=r"qwen2\.attention\.sliding_window=9"):
+        read_model_config(make({"qwen2.attention.sliding_window": 9}, architecture="qwen2"))
+
+
+def test_gemmas_scale_and_caps(make):
+    """No key tells them: all models' but the 27 B ones' scale is that of the head."""
+
+    def read(architecture, **changes):
+        changes = {f"{architecture}.{key}": value for key, value in changes.items()}
+        changes[f"{architecture}.attention.key_length"] = 32
+        changes[f"{architecture}.attention.value_length"] = 32
+        changes[f"{architecture}.attention.sliding_window"] = 9
+        return read_model_config(make(changes, architecture=architecture))
+
+    small = read("gemma2")
+    assert small.attention_scale == 32**-0.5
+    assert (small.attention_softcap, small.final_softcap) == (50.0, 30.0)
+    assert small.embedding_multiplier == 8.0
+    assert small.layer_kinds == ("window", "full")
+    for architecture, layers in (("gemma2", 46), ("gemma3", 62)):
+        assert read(architecture, block_count=layers).attention_scale == 16**-0.5
+    assert read("gemma2", **{"attention.scale": 0.25}).attention_scale == 0.25
+
+
+def test_gemma3_layers(make):
+    def read(**changes):
+        changes = {f"gemma3.{key.replace('__', '.')}": value for key, value in changes.items()}
+        changes = {"gemma3.block_count": 8, "gemma3.attention.sliding_window": 9, **changes}
+        return read_model_config(make(changes, architecture="gemma3"))
+
+    assert read().layer_kinds == (*["window"] * 5, "full", "window", "window")
+    assert (read().window, read().local_rope.theta) == (9, 10000.0)
+    assert read(rope__freq_base_swa=500.0).local_rope.theta == 500.0
+    kinds = read(attention__sliding_window_pattern=3).layer_kinds
+    assert kinds == ("window", "window", "full", "window", "window", "full", "window", "window")
+    flags = [True, False] * 4
+    assert read(attention__sliding_window_pattern=flags).layer_kinds == ("window", "full") * 4
+    for none in ({"attention__sliding_window": 0}, {"attention__sliding_window_pattern": 1}):
+        assert (read(**none).layer_kinds, read(**none).window) == ((), None)
+    with pytest.raises(CheckpointError, match="one flag per layer, 8"):
+        read(attention__sliding_window_pattern=[True])
+    with pytest.raises(CheckpointError, match=r"'gemma3\.rope\.freq_base' is missing"):
+        read(rope__freq_base=None)
 
 
 def test_unreadable_tensor_type(make):

@@ -191,6 +191,29 @@ def test_llama3_adds_bos_without_being_told() -> None:
     assert small.encode("the").tolist()[0] == 0
 
 
+@pytest.mark.parametrize("kind", [3, 4])
+@pytest.mark.parametrize("text", ["<|eot_id|>", "<|im_end|>", "<end_of_turn>", "<|end|>"])
+def test_an_end_of_turn_that_no_key_names_is_known_by_its_text(text: str, kind: int) -> None:
+    tokens = ["<s>", "</s>", text, *tiny()["tokenizer.ggml.tokens"][3:]]
+    kinds = [3, 3, kind] + [1] * (len(tokens) - 3)
+    small = load_tokenizer(tiny(tokens=tokens, token_type=kinds))
+    assert small.end_token_ids == {1, 2}
+    assert small.encode(f"the{text}").tolist()[-1] == 2
+    assert small.decode([2]) == ""
+    # A word of the language, spelt alike, ends nothing; and the file's own word counts.
+    plain = load_tokenizer(tiny(tokens=tokens, token_type=[3, 3] + [1] * (len(tokens) - 2)))
+    assert plain.end_token_ids == {1}
+    assert load_tokenizer(tiny(tokens=tokens, token_type=kinds, eot_token_id=1)).end_token_ids == {
+        1
+    }
+
+
+def test_a_message_of_gpt_oss_is_not_an_answer() -> None:
+    marks = ["<s>", "<|return|>", "<|end|>", "<|call|>"]
+    tokens = [*marks, *tiny()["tokenizer.ggml.tokens"][4:]]
+    assert load_tokenizer(tiny(tokens=tokens)).end_token_ids == {1, 3}
+
+
 def test_end_of_turn_tokens_end_an_answer() -> None:
     small = load_tokenizer(tiny(eot_token_id=2))
     assert small.end_token_ids == {1, 2}

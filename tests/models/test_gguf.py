@@ -1,0 +1,125 @@
+"""Every family that has GGUF files: the file gives the model that its checkpoint gives.
+
+The checkpoint itself is compared with transformers in the family's own test.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import replace
+from typing import Any
+
+import gguf
+import pytest
+import torch
+from support.families import engine_logits, tiny_model
+from support.gguf_models import ARCHITECTURES, as_gguf
+from support.tiny import TinyEngine, make_config, oracle, oracle_greedy, prompts_of
+
+from pelton.checkpoint.gguf_config import ARCHITECTURES as READERS
+from pelton.checkpoint.name_map import NameMap
+from pelton.models.table import MODELS
+
+GEMMA = {"initializer_range": 0.2, "sliding_window": 9, "query_pre_attn_scalar": 16}
+LAYERS = ("sliding_attention", "full_attention")
+HALF = (("rope_type", "default"), ("rope_theta", 500.0), ("partial_rotary_factor", 0.5))
+ROPES = (
+    ("full_attention", (("rope_type", "linear"), ("factor", 8.0), ("rope_theta", 5000.0))),
+    ("sliding_attention", (("rope_type", "default"), ("rope_theta", 100.0))),
+)
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {"hidden_size": 64}),
+    "llama biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "mistral": ("Mistral", {"hidden_size": 64, "sliding_window": 9}),
+    "qwen2": ("Qwen2", {"hidden_size": 64}),
+    "qwen3": ("Qwen3", {"hidden_size": 64}),
+    "qwen3 tied": ("Qwen3", {"tie_word_embeddings": True}),
+    "qwen3 biases": ("Qwen3", {"attention_bias": True}),
+    "phi3": ("Phi3", {"hidden_size": 64}),
+    "phi3 partial": ("Phi3", {"hidden_size": 64, "rope_parameters": HALF, "sliding_window": 9}),
+    "gemma2": ("Gemma2", {**GEMMA, "attn_logit_softcapping": 2.0, "tie_word_embeddings": True}),
+    "gemma3": ("Gemma3Text", {**GEMMA, "layer_types": LAYERS, "tie_word_embeddings": True}),
+    "gemma3 rotations": ("Gemma3Text", {**GEMMA, "layer_types": LAYERS, "rope_parameters": ROPES}),
+    "gemma3 cap": ("Gemma3Text", {**GEMMA, "layer_types": LAYERS, "final_logit_softcapping": 5.0}),
+}
+
+
+def folders_of(variant: str) -> tuple[Any, Any]:
+    """(the checkpoint, the GGUF file)."""
+    family, overrides = VARIANTS[variant]
+    extra = {"head_dim": 16} if family != "Phi3" else {}
+    folder = tiny_model(family, **extra, **overrides)
+    return folder, as_gguf(folder)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_configuration_is_the_checkpoints(variant: str) -> None:
+    folder, file = folders_of(variant)
+    wanted, read = make_config(folder).model, make_config(file).model
+    assert read.attention_scale == pytest.approx(wanted.attention_scale)
+    same = {"attention_scale": None, "rms_norm_eps": 0.0}
+    assert read.rms_norm_eps == pytest.approx(wanted.rms_norm_eps)
+    assert replace(read, **same) == replace(wanted, **same)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_logits_are_the_checkpoints(variant: str) -> None:
+    folder, file = folders_of(variant)
+    (ids,) = prompts_of([45], seed=3)
+    logits = [engine_logits(TinyEngine(one), ids) for one in (folder, file)]
+    torch.testing.assert_close(*logits, rtol=1e-4, atol=2e-4)
+
+
+# transformers reads the head size of Gemma alone, and assumes 128 for Qwen 3.
+READ_BY_TRANSFORMERS = ["llama", "mistral", "qwen2", "phi3", "gemma2", "gemma3"]
+
+
+@pytest.mark.parametrize("variant", READ_BY_TRANSFORMERS)
+def test_transformers_reads_the_same_file_alike(variant: str) -> None:
+    """Not our reader but our writer is in question: whether the file is what converters make.
+
+    transformers reads no windows, caps, scales or rotations of GGUF files, so only weights count.
+    """
+    from transformers import AutoModelForCausalLM
+
+    folder, file = folders_of(variant)
+    theirs = AutoModelForCausalLM.from_pretrained(file, gguf_file="m.gguf", dtype=torch.float32)
+    wanted, found = oracle(folder).state_dict(), theirs.state_dict()
+    for name, tensor in wanted.items():
+        torch.testing.assert_close(found[name], tensor, msg=name)
+
+
+# Of each family's files; the others have all tensors of gguf's table.
+ABSENT = {
+    "llama": {"attn_rot_embd", "ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"},
+    "phi3": {"rope_factors_long", "rope_factors_short"},
+    "qwen2": {"rope_freqs"},
+    "qwen3": {"rope_freqs"},
+}
+
+
+@pytest.mark.parametrize("architecture", sorted(set(ARCHITECTURES)))
+def test_names_are_those_of_the_librarys_table(architecture: str) -> None:
+    arch = ARCHITECTURES[architecture]
+    module, name = MODELS[architecture].split(":")
+    rules = getattr(importlib.import_module(module), name).names["gguf"]
+    found = NameMap(rules)
+    tensors = {gguf.TENSOR_NAMES[one].replace("{bid}", "3") for one in gguf.MODEL_TENSORS[arch]}
+    absent = ABSENT.get(gguf.MODEL_ARCH_NAMES[arch], set())
+    for one in tensors:
+        is_known = found.match(f"{one}.weight") is not None
+        assert is_known == (one.rpartition(".")[2] not in absent), one
+
+
+def test_every_architecture_is_here() -> None:
+    assert {gguf.MODEL_ARCH_NAMES[arch] for arch in ARCHITECTURES.values()} == set(READERS)
+
+
+@pytest.mark.parametrize(
+    "variant", ["mistral", "qwen2", "qwen3", "phi3 partial", "gemma2", "gemma3"]
+)
+def test_greedy_tokens_equal_transformers(variant: str) -> None:
+    folder, file = folders_of(variant)
+    prompts = prompts_of([1, 7, 30], seed=5)
+    tokens = TinyEngine(file).generate(prompts)
+    assert tokens == [oracle_greedy(folder, p, 12) for p in prompts]

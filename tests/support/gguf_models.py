@@ -1,0 +1,94 @@
+"""Tiny Hugging Face checkpoints written as GGUF files, as llama.cpp's converter would write them.
+
+Names are those of gguf's tensor tables; keys are written by its writer's own methods.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from safetensors.numpy import load_file
+
+ARCHITECTURES = {
+    "LlamaForCausalLM": gguf.MODEL_ARCH.LLAMA,
+    "MistralForCausalLM": gguf.MODEL_ARCH.LLAMA,
+    "Qwen2ForCausalLM": gguf.MODEL_ARCH.QWEN2,
+    "Qwen3ForCausalLM": gguf.MODEL_ARCH.QWEN3,
+    "Phi3ForCausalLM": gguf.MODEL_ARCH.PHI3,
+    "Gemma2ForCausalLM": gguf.MODEL_ARCH.GEMMA2,
+    "Gemma3ForCausalLM": gguf.MODEL_ARCH.GEMMA3,
+}
+
+
+@functools.cache
+def as_gguf(folder: Path) -> Path:
+    """A folder with one file, in float32, of the checkpoint in `folder`."""
+    config = json.loads((folder / "config.json").read_text())
+    arch = ARCHITECTURES[config["architectures"][0]]
+    out = Path(tempfile.mkdtemp(prefix="pelton-gguf-"))
+    writer = gguf.GGUFWriter(out / "m.gguf", gguf.MODEL_ARCH_NAMES[arch])
+    _write_keys(writer, arch, config)
+    names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        target = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert target is not None, name
+        writer.add_tensor(target, _values(arch, config, name, tensor))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return out
+
+
+def _values(arch: Any, config: dict[str, Any], name: str, tensor: np.ndarray) -> np.ndarray:
+    if arch in (gguf.MODEL_ARCH.GEMMA2, gguf.MODEL_ARCH.GEMMA3) and name.endswith("norm.weight"):
+        return tensor + 1
+    if arch == gguf.MODEL_ARCH.LLAMA and (".q_proj." in name or ".k_proj." in name):
+        heads = len(tensor) // config["head_dim"]
+        halves = tensor.reshape(heads, 2, config["head_dim"] // 2, *tensor.shape[1:])
+        return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(tensor.shape))
+    return tensor
+
+
+def _write_keys(writer: gguf.GGUFWriter, arch: Any, config: dict[str, Any]) -> None:
+    head_dim = config["head_dim"]
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_pad_token_id(0)
+    rope = config["rope_parameters"]
+    if arch == gguf.MODEL_ARCH.GEMMA3:
+        writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
+        rope = rope["full_attention"]
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if rope["rope_type"] == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(rope["factor"])
+    if arch == gguf.MODEL_ARCH.PHI3:
+        writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
+    else:
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
+    if arch in (gguf.MODEL_ARCH.GEMMA2, gguf.MODEL_ARCH.GEMMA3):
+        if config["attn_logit_softcapping"] is not None:
+            writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
+        if config["final_logit_softcapping"] is not None:
+            writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+    if arch not in (gguf.MODEL_ARCH.QWEN2, gguf.MODEL_ARCH.QWEN3):
+        writer.add_sliding_window(config.get("sliding_window") or 0)
+    if arch == gguf.MODEL_ARCH.GEMMA3:
+        kinds = [kind == "sliding_attention" for kind in config["layer_types"]]
+        writer.add_sliding_window_pattern(kinds)
