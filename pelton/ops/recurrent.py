@@ -36,7 +36,7 @@ class RowGroup:
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """The group's part of [T, X], a view: [num_rows, query_len, X]."""
-        return tensor[self.tokens].unflatten(0, (self.num_rows, self.query_len))
+        return torch.unflatten(tensor[self.tokens], 0, (self.num_rows, self.query_len))
 
 
 @dataclass(slots=True, kw_only=True)

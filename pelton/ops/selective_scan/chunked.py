@@ -31,14 +31,15 @@ def selective_scan(
         """state: [n, G, H/G, P, N], moved past the chunk in place. x: [n, l, G, H/G, P]; step: [n,
         l, H]; b, c: [n, l, G, N]. Returns state @ c: [n, l, G, H/G, P]."""
         # Sums of log decays are large, and their differences matter: in float64.
-        log_decay = (step * rate).double().cumsum(1).unflatten(2, heads).permute(0, 2, 3, 1)
+        log_decay = torch.unflatten((step * rate).double().cumsum(1), 2, heads).permute(0, 2, 3, 1)
         apart = (log_decay[..., :, None] - log_decay[..., None, :]).to(accumulate)
         length = x.shape[1]
         later = torch.ones((length, length), dtype=torch.bool, device=x.device).triu_(1)
         weights = apart.masked_fill_(later, float("-inf")).exp_()  # [n, G, H/G, l, l]
         b, c = b.transpose(1, 2), c.transpose(1, 2)  # [n, G, l, N]
         weights *= (c @ b.transpose(-1, -2))[:, :, None]
-        scaled = (x * step.unflatten(2, heads)[..., None]).permute(0, 2, 3, 1, 4)  # [n,G,H/G,l,P]
+        scaled = x * torch.unflatten(step, 2, heads)[..., None]
+        scaled = scaled.permute(0, 2, 3, 1, 4)  # [n, G, H/G, l, P]
         out = weights @ scaled
         since_start = log_decay.to(accumulate).exp()[..., None]
         out += (c[:, :, None] @ state.transpose(-1, -2)) * since_start
@@ -51,7 +52,7 @@ def selective_scan(
         state: torch.Tensor, x: torch.Tensor, step: torch.Tensor, b: torch.Tensor, c: torch.Tensor
     ) -> torch.Tensor:
         """The same for one token: without the axis l."""
-        step = step.unflatten(1, heads)[..., None]
+        step = torch.unflatten(step, 1, heads)[..., None]
         state *= (step * rate.view(*heads, 1)).exp_()[..., None]
         state += (x * step)[..., None] * b[:, :, None, None]
         return (state @ c[:, :, None, :, None])[..., 0]
@@ -82,10 +83,12 @@ def selective_scan(
         out: torch.Tensor,
     ) -> None:
         length = group.query_len
-        x = group.of(x).unflatten(2, (*heads, head_dim)).to(accumulate)
-        b, c = (group.of(t).unflatten(2, (num_groups, state_size)).to(accumulate) for t in (b, c))
-        steps, out = group.of(steps), group.of(out).unflatten(2, (*heads, head_dim))
-        state = read_states(states, meta, group).to(accumulate).unflatten(1, heads)
+        x = torch.unflatten(group.of(x), 2, (*heads, head_dim)).to(accumulate)
+        b, c = (
+            torch.unflatten(group.of(t), 2, (num_groups, state_size)).to(accumulate) for t in (b, c)
+        )
+        steps, out = group.of(steps), torch.unflatten(group.of(out), 2, (*heads, head_dim))
+        state = torch.unflatten(read_states(states, meta, group).to(accumulate), 1, heads)
         # The last states are all kept, so their tokens go one by one.
         num_single = min(meta.ring - 1, length)
         num_chunked = length - num_single

@@ -37,7 +37,7 @@ def selective_scan(
         decay = each_row_alone(torch.exp, step * rate)
         for group in meta.groups:
             length = group.query_len
-            x_rows = group.of(x).unflatten(2, (num_heads, head_dim)).to(accumulate)
+            x_rows = torch.unflatten(group.of(x), 2, (num_heads, head_dim)).to(accumulate)
             b_rows, c_rows = (_of_heads(group.of(t).to(accumulate), signature) for t in (b, c))
             step_rows = group.of(step)[..., None]
             decay_rows = group.of(decay)[..., None, None]
@@ -57,5 +57,5 @@ def selective_scan(
 
 def _of_heads(grouped: torch.Tensor, signature: ScanSignature) -> torch.Tensor:
     """[n, q, G * N] -> [n, q, H, N]."""
-    grouped = grouped.unflatten(2, (signature.num_groups, signature.state_size))
+    grouped = torch.unflatten(grouped, 2, (signature.num_groups, signature.state_size))
     return grouped.repeat_interleave(signature.num_heads // signature.num_groups, dim=2)
