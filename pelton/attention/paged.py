@@ -11,7 +11,8 @@ from pelton.ops.paged_attention import AttentionMetadata
 
 
 class PagedBackend:
-    """KV as [num_blocks, block_size, 2, Hk, D]: a token's keys and values side by side."""
+    """KV as [num_blocks, block_size, 2, Hk, D]: a token's keys and values side by side. Quantised:
+    uint8 [num_blocks, block_size, N], a token's codes and behind them its scales."""
 
     name = "paged"
     refreshes_in_place = False
@@ -20,8 +21,12 @@ class PagedBackend:
 
     def allocate(self, device: Device, layer: LayerKV, num_blocks: int) -> torch.Tensor:
         """The pool starts as any bytes; the null block is zero, since padding reads it."""
-        shape = (num_blocks, layer.block_size, 2, layer.num_kv_heads, layer.head_dim)
-        pool = device.empty(shape, getattr(torch, layer.dtype))
+        size = layer.block_size
+        if layer.scale_dtype is None:
+            shape: tuple[int, ...] = (num_blocks, size, 2, layer.num_kv_heads, layer.head_dim)
+            pool = device.empty(shape, getattr(torch, layer.dtype))
+        else:
+            pool = device.empty((num_blocks, size, layer.page_bytes // size), torch.uint8)
         device.launch(torch.Tensor.zero_, pool[0])
         return pool
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CacheConfig:
     """`num_blocks` counts every block of the pool, the null block included; `block_size` is in
-    tokens; `dtype` is the element type of keys and values. `checkpoint_interval`: after how many
-    tokens, each time, recurrent state is kept for prefix hits; 0: never."""
+    tokens; `dtype` is the element type of keys and values: the engine's, or what they are quantised
+    to ("float8_e4m3fn", "float8_e5m2", "int8"). `checkpoint_interval`: after how many tokens, each
+    time, recurrent state is kept for prefix hits; 0: never."""
 
     block_size: int
     num_blocks: int

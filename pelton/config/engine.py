@@ -24,6 +24,8 @@ class EngineArgs:
     gpu_memory_utilization: share of the device's memory that weights and KV may use; on CPU, the
         share of the memory that is free at start (cgroup limits respected).
     kv_cache_memory_bytes / num_gpu_blocks_override: the KV cache's size, given instead of measured.
+    kv_cache_dtype: "auto" (the same as dtype) | "fp8" or "fp8_e4m3" | "fp8_e5m2" | "int8": a byte
+        for each number, and a scale for each token's head.
     attention_backend: a name from pelton/attention/table.py, or "auto".
     batch_invariant: select fixed-reduction kernels, so that a request's tokens do not depend on
         its neighbours, chunk sizes or prefix hits, bit for bit.
@@ -52,6 +54,7 @@ class EngineArgs:
     gpu_memory_utilization: float | None = None
     kv_cache_memory_bytes: int | None = None
     num_gpu_blocks_override: int | None = None
+    kv_cache_dtype: str = "auto"
     attention_backend: str = "auto"
     batch_invariant: bool = False
     num_threads: int | None = None

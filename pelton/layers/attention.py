@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import torch
-
 from pelton.config.model import ModelConfig
-from pelton.core.kv.spec import LayerKV
+from pelton.core.kv.spec import LayerKV, page_bytes_of, scale_dtype_of
 from pelton.layers.context import BuildContext, StepContext
 from pelton.layers.linear import LinearAdd, NormLinear, vector
 from pelton.layers.parameter import Parameter, Part, PartName, shard
@@ -73,18 +71,22 @@ class SelfAttention:
             window=self.window,
             softcap=config.attention_softcap,
             qk_norm_eps=config.rms_norm_eps if config.qk_norm else None,
+            kv_codes=build.kv_codes,
         )
 
     def kv_spec(self, block_size: int) -> LayerKV:
         heads, head_dim = self.num_kv_heads, self._signature.head_dim
-        element = torch.empty((), dtype=self._build.dtype).element_size()
+        dtype = str(self._build.kv_codes or self._build.dtype).removeprefix("torch.")
         return LayerKV(
             index=self._index,
             num_kv_heads=heads,
             head_dim=head_dim,
             block_size=block_size,
-            page_bytes=2 * block_size * heads * head_dim * element,
-            dtype=str(self._build.dtype).removeprefix("torch."),
+            page_bytes=page_bytes_of(
+                dtype, block_size=block_size, num_kv_heads=heads, head_dim=head_dim
+            ),
+            dtype=dtype,
+            scale_dtype=scale_dtype_of(dtype),
             kind="full" if self.window is None else "window",
             window=self.window,
             sharding=(self._build.rank, self._build.size),

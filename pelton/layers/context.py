@@ -39,11 +39,15 @@ class OneRank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildContext:
-    """How layers are built: where, in what type, as which rank, with which kernels."""
+    """How layers are built: where, in what type, as which rank, with which kernels.
+
+    kv_codes: what keys and values are quantised to, or None.
+    """
 
     device: torch.device
     dtype: torch.dtype
     backend: AttentionBackend
+    kv_codes: torch.dtype | None = None
     batch_invariant: bool = False
     rank: int = 0
     size: int = 1

@@ -24,6 +24,13 @@ from pelton.speculation.table import SPECULATORS
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda", "fake")
+# kv_cache_dtype -> the type of the codes.
+KV_CODES = {
+    "fp8": "float8_e4m3fn",
+    "fp8_e4m3": "float8_e4m3fn",
+    "fp8_e5m2": "float8_e5m2",
+    "int8": "int8",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +88,7 @@ def check(args: EngineArgs) -> CheckedArgs:
     _check_types(args)
     _check_name("load_format", args.load_format, LOAD_FORMATS)
     _check_name("dtype", args.dtype, DTYPES)
+    _check_name("kv_cache_dtype", args.kv_cache_dtype, {"auto", *KV_CODES})
     _check_name("attention_backend", args.attention_backend, {"auto", *BACKENDS})
     _check_name("scheduling_policy", args.scheduling_policy, POLICIES)
     _check_device(args.device)

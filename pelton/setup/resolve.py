@@ -12,9 +12,9 @@ from pelton.config.model import ModelConfig
 from pelton.config.scheduler import SchedulerConfig
 from pelton.config.speculation import SpeculationConfig
 from pelton.core.kv.groups import block_bytes, group_layers, smallest_reusable_prefix
-from pelton.core.kv.spec import LayerKV
+from pelton.core.kv.spec import LayerKV, page_bytes_of, scale_dtype_of
 from pelton.errors import ConfigError
-from pelton.setup.check import CheckedArgs
+from pelton.setup.check import KV_CODES, CheckedArgs
 
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _DEFAULT_SHARE = {"cpu": 0.5, "cuda": 0.9, "fake": 0.5}
@@ -43,8 +43,13 @@ def num_parameters(model: ModelConfig) -> int:
 
 
 def kv_layers(model: ModelConfig, block_size: int, dtype: str) -> list[LayerKV]:
-    """What the model's layers will ask of the KV cache."""
-    page_bytes = 2 * block_size * model.num_kv_heads * model.head_dim * _DTYPE_BYTES[dtype]
+    """What the model's layers will ask of the KV cache, whose element type is `dtype`."""
+    page_bytes = page_bytes_of(
+        dtype,
+        block_size=block_size,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+    )
     windows = [
         model.window if model.layer_kind(index) == "window" else None
         for index in range(model.num_layers)
@@ -57,6 +62,7 @@ def kv_layers(model: ModelConfig, block_size: int, dtype: str) -> list[LayerKV]:
             block_size=block_size,
             page_bytes=page_bytes,
             dtype=dtype,
+            scale_dtype=scale_dtype_of(dtype),
             kind="full" if window is None else "window",
             window=window,
         )
@@ -97,7 +103,7 @@ def resolve(checked: CheckedArgs, facts: DeviceFacts) -> EngineConfig:
         cache=CacheConfig(
             block_size=args.block_size,
             num_blocks=num_blocks,
-            dtype=dtype,
+            dtype=_kv_dtype(args, dtype),
             enable_prefix_caching=args.enable_prefix_caching,
         ),
         scheduler=SchedulerConfig(
@@ -160,6 +166,10 @@ def _dtype(checked: CheckedArgs, facts: DeviceFacts) -> str:
     return wanted if is_fast else "float32"
 
 
+def _kv_dtype(args: EngineArgs, dtype: str) -> str:
+    return KV_CODES.get(args.kv_cache_dtype, dtype)
+
+
 def _step_limits(args: EngineArgs, facts: DeviceFacts) -> tuple[int, int]:
     """(max_num_seqs, max_num_batched_tokens). What the user gave bounds the other's default."""
     tokens = args.max_num_batched_tokens
@@ -214,11 +224,12 @@ def _kv_budget(checked: CheckedArgs, facts: DeviceFacts, dtype: str) -> int:
 
 
 def _affordable_blocks(checked: CheckedArgs, facts: DeviceFacts, dtype: str) -> int:
-    block = kv_block_bytes(checked.model, checked.args.block_size, dtype)
+    args = checked.args
+    block = kv_block_bytes(checked.model, args.block_size, _kv_dtype(args, dtype))
     budget = _kv_budget(checked, facts, dtype)
     least = 1 + num_kv_groups(checked.model)
     if budget < least * block:
-        given = checked.args.kv_cache_memory_bytes
+        given = args.kv_cache_memory_bytes
         have = (
             f"kv_cache_memory_bytes={given}"
             if given is not None
@@ -240,7 +251,7 @@ def _larger_cache(checked: CheckedArgs, facts: DeviceFacts, dtype: str) -> str:
     num_blocks = 1 + num_groups * -(-(args.max_model_len or 1) // args.block_size)
     if args.num_gpu_blocks_override is not None:
         return f"raise num_gpu_blocks_override to {num_blocks}"
-    needed = num_blocks * kv_block_bytes(checked.model, args.block_size, dtype)
+    needed = num_blocks * kv_block_bytes(checked.model, args.block_size, _kv_dtype(args, dtype))
     if args.kv_cache_memory_bytes is not None:
         return f"raise kv_cache_memory_bytes to {needed}"
     needed += _weight_bytes(checked, dtype)
@@ -273,6 +284,8 @@ def describe(config: EngineConfig) -> str:
     block = kv_block_bytes(model, cache.block_size, cache.dtype)
     per_request = num_groups * -(-config.max_model_len // cache.block_size)
     full_length = (cache.num_blocks - 1) // per_request
+    scale = scale_dtype_of(cache.dtype)
+    codes = "" if scale is None else f" of {cache.dtype} with scales in {scale}"
     weight_bytes = num_parameters(model) * _DTYPE_BYTES[config.dtype]
     rows = {
         "model": f"{model.architecture}, {num_parameters(model) / 1e6:.1f} M parameters",
@@ -280,7 +293,7 @@ def describe(config: EngineConfig) -> str:
         "dtype": f"{config.dtype}, weights {weight_bytes / _MIB:.0f} MiB",
         "context": f"{config.max_model_len} of the checkpoint's {model.max_position} tokens",
         "KV cache": f"{pool} tokens in {cache.num_blocks - 1} blocks of {cache.block_size}, "
-        f"{cache.num_blocks * block / _MIB:.0f} MiB; {full_length} full-length requests fit",
+        f"{cache.num_blocks * block / _MIB:.0f} MiB{codes}; {full_length} full-length requests fit",
         "prefixes": f"reused in multiples of {reusable_prefix(config)} tokens"
         if cache.enable_prefix_caching
         else "not reused",

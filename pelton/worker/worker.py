@@ -72,6 +72,9 @@ class Worker:
             device=self.device.torch_device,
             dtype=getattr(torch, config.dtype),
             backend=backend,
+            kv_codes=(
+                None if config.cache.dtype == config.dtype else getattr(torch, config.cache.dtype)
+            ),
             batch_invariant=config.batch_invariant,
         )
         with torch.inference_mode():

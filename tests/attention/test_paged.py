@@ -12,7 +12,7 @@ from support.batch import BatchRig, new_row, padded, plan_of
 
 from pelton.attention.backend import AttentionBackend
 from pelton.attention.table import BACKENDS
-from pelton.core.kv.spec import KVGroup, LayerKV
+from pelton.core.kv.spec import KVGroup, LayerKV, page_bytes_of, scale_dtype_of
 from pelton.device.fake import FakeDevice
 from pelton.ops.paged_attention import AttentionSignature
 
@@ -36,22 +36,28 @@ def backend(request) -> AttentionBackend:
     return backend_of(request.param)
 
 
-def layer(num_bytes: int) -> LayerKV:
-    return LayerKV(
-        index=0, num_kv_heads=2, head_dim=8, block_size=4, page_bytes=num_bytes, dtype="float32"
-    )
-
-
-def test_a_pool_is_as_large_as_its_pages_say_and_its_null_block_is_zero(backend):
+@pytest.mark.parametrize(
+    ("dtype", "page_bytes"), [("float32", 2 * 4 * 2 * 8 * 4), ("int8", 2 * 4 * 2 * (8 + 2))]
+)
+def test_a_pool_is_as_large_as_its_pages_say_and_its_null_block_is_zero(backend, dtype, page_bytes):
     device = FakeDevice()
-    spec = layer(2 * 4 * 2 * 8 * 4)
+    spec = LayerKV(
+        index=0,
+        num_kv_heads=2,
+        head_dim=8,
+        block_size=4,
+        page_bytes=page_bytes_of(dtype, block_size=4, num_kv_heads=2, head_dim=8),
+        dtype=dtype,
+        scale_dtype=scale_dtype_of(dtype),
+    )
+    assert spec.page_bytes == page_bytes
     pools = [backend.allocate(device, spec, n) for n in (3, 7)]
     assert [pool.numel() * pool.element_size() for pool in pools] == [
         3 * spec.page_bytes,
         7 * spec.page_bytes,
     ]
     assert pools[0].stride() == pools[1].stride(), "no stride depends on the number of blocks"
-    host = device.host_buffer(tuple(pools[0].shape), torch.float32)
+    host = device.host_buffer(tuple(pools[0].shape), pools[0].dtype)
     device.copy_to_host(host, pools[0])
     device.synchronize()
     assert (host[0] == 0).all()

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 import torch
+from support.codes import CODES, decoded
 
 from pelton.ops.paged_attention import (
     AttentionMetadata,
@@ -17,6 +18,7 @@ from pelton.ops.paged_attention import (
     reference,
     sdpa,
 )
+from pelton.ops.quantise_kv import quantise_kv
 from pelton.ops.registry import Kernel
 
 CANDIDATES = {"reference": reference, "sdpa": sdpa, "invariant": invariant}
@@ -66,6 +68,7 @@ def random_row(
 class Batch:
     """Rows laid out in a paged pool; whatever belongs to no row is `garbage`.
 
+    With kv_codes the pool holds codes, and the rows' keys and values become what those stand for.
     slack: how far each host bound lies above the device's length. num_padding: tokens at the end.
     """
 
@@ -92,16 +95,33 @@ class Batch:
         width = max(num_blocks, default=1)
         table = np.zeros((len(self.rows) + 1, width), np.int32)
         shape = (len(free) + 1, size, 2, signature.num_kv_heads, signature.head_dim)
-        self.kv = torch.full(shape, self.garbage, dtype=signature.dtype)
+        codes = signature.kv_codes
+        if codes is None:
+            self.kv = torch.full(shape, self.garbage, dtype=signature.dtype)
+        else:
+            # As codes and as scales, these bytes are large numbers, or the scales are NaN.
+            byte = 255 if math.isnan(self.garbage) else 0x44
+            width = 2 * signature.num_kv_heads * (signature.head_dim + 2)
+            self.kv = torch.full((*shape[:2], width), byte, dtype=torch.uint8)
         slots: list[int] = []
+        stored: list[Row] = []
         for i, row in enumerate(self.rows):
             table[i, : num_blocks[i]], free = free[: num_blocks[i]], free[num_blocks[i] :]
             at = np.arange(seq_lens[i])
             row_slots = table[i, at // size] * size + at % size
-            flat = self.kv.view(-1, *shape[2:])
-            flat[row_slots, 0] = row.keys
-            flat[row_slots, 1] = row.values
+            flat = self.kv.flatten(0, 1)
+            if codes is None:
+                flat[row_slots, 0] = row.keys
+                flat[row_slots, 1] = row.values
+            else:
+                kv = torch.stack([row.keys, row.values], 1).flatten(1)
+                flat[row_slots] = quantise_kv(kv, signature.num_kv_heads, codes)
+                found, _ = decoded(flat[row_slots], shape[3], shape[4], codes)
+                keys, values = torch.from_numpy(found).unbind(1)
+                row = Row(row.query, keys, values)
+            stored.append(row)
             slots += row_slots[seq_lens[i] - query_lens[i] :].tolist()
+        self.rows = stored
         padding = torch.full((self.num_padding, *self.query_shape), torch.nan)
         self.query = torch.cat([*[row.query for row in self.rows], padding.to(signature.dtype)])
         start = np.concatenate([[0], np.cumsum(query_lens)]).astype(np.int32)
@@ -341,6 +361,50 @@ def test_without_finite_bytes_past_the_end_sdpa_fails():
     assert Batch(rows, signature_of((2, 1), 16), math.nan).run("sdpa").isnan().any()
 
 
+@pytest.mark.parametrize("name", [*CANDIDATES, "masked"])
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("options", [{}, {"window": 6}, {"softcap": 1.5, "has_sinks": True}])
+def test_quantised_against_float64(options, code, dtype, name):
+    """Of what is stored: what codes add is that bfloat16 rounds once more."""
+    if name == "sdpa" and options.get("softcap"):
+        pytest.skip("torch's fused attention has none")
+    generator = torch.Generator().manual_seed(10)
+    signature = replace(signature_of((6, 2), 24, dtype), kv_codes=CODES[code], **options)
+    rows = [random_row(generator, q, s, (6, 2), 24, dtype) for q, s in MIXED[::2]]
+    sinks = torch.randn(6, generator=generator).to(dtype) if signature.has_sinks else None
+    garbage = math.nan if name in ("reference", "invariant") else 1e4
+    batch = Batch(rows, signature, garbage, block_size=5, num_padding=3, sinks=sinks)
+    out, (expected, _) = batch.run(name), batch.exact()
+    live = len(expected)
+    tolerance = 3e-2 if dtype == torch.bfloat16 else TOLERANCE[dtype]
+    assert np.abs(out[:live].double().numpy() - expected).max() <= tolerance
+    assert (out[live:] == 0).all()
+
+
+# What a code is off by, at most, of a head's largest number: ops/quantise_kv.
+CODE_BOUNDS = {"int8": 1 / 253, "float8_e4m3fn": 1 / 15.9, "float8_e5m2": 1 / 7.9}
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_what_codes_cost(code):
+    """A score is off by e = scale * |q|_1 * (a key's error) at most, so a weight by a factor of
+    exp(2e), and the output by a value's error and (exp(2e) - 1) * the largest value."""
+    generator = torch.Generator().manual_seed(11)
+    signature = signature_of((4, 2), 16, torch.float64)
+    rows = [random_row(generator, q, s, (4, 2), 16, torch.float64) for q, s in MIXED]
+    expected, _ = Batch(rows, signature, math.nan).exact()
+    out = Batch(rows, replace(signature, kv_codes=CODES[code]), math.nan).run("reference")
+    error = np.abs(out.numpy() - expected).max(-1)
+    found = []
+    for row in rows:
+        key, value = (float(t.abs().max()) for t in (row.keys, row.values))
+        off = row.query.abs().sum(-1).numpy() * signature.scale * key * CODE_BOUNDS[code]
+        found.append(value * CODE_BOUNDS[code] + np.expm1(2 * off) * value)
+    assert (error <= np.concatenate(found)).all()
+    assert error.max() > CODE_BOUNDS[code] / 20, "codes are read"
+
+
 HEADS = [(2, 2), (6, 2), (9, 3), (8, 1)]
 
 
@@ -368,6 +432,22 @@ def test_invariant_tokens_do_not_see_their_batch(heads, dtype):
             piece = row.piece(first, min(first + chunk, 37))
             batch = Batch([*others[:2], piece], signature, math.nan, seed=first)
             pieces.append(batch.run("invariant")[2:])
+        assert torch.equal(torch.cat(pieces), alone), chunk
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_invariant_tokens_of_codes_do_not_see_their_batch(code):
+    generator = torch.Generator().manual_seed(12)
+    signature = replace(signature_of((4, 2), 16), kv_codes=CODES[code])
+    row = random_row(generator, 37, 150, (4, 2), 16)
+    other = random_row(generator, 5, 70, (4, 2), 16)
+    alone = Batch([row], signature, math.nan).run("invariant")
+    for chunk in (1, 3, 16):
+        pieces = []
+        for first in range(0, 37, chunk):
+            piece = row.piece(first, min(first + chunk, 37))
+            batch = Batch([other, piece], signature, math.nan, block_size=16, seed=first)
+            pieces.append(batch.run("invariant")[5:])
         assert torch.equal(torch.cat(pieces), alone), chunk
 
 

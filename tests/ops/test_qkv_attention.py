@@ -7,8 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from support.codes import CODES, decoded
 
-from pelton.ops.paged_attention import SDPA, AttentionMetadata, AttentionSignature, reference
+from pelton.ops.paged_attention import (
+    SDPA,
+    AttentionMetadata,
+    AttentionSignature,
+    invariant,
+    reference,
+)
 from pelton.ops.qkv_attention import bind_composed, compose
 from pelton.ops.registry import Kernel
 
@@ -137,6 +144,41 @@ def test_query_and_key_heads_are_normed_before_rotation():
         pools.append(kv)
     torch.testing.assert_close(outs[0], outs[1], rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(pools[0], pools[1], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_a_chunk_reads_its_own_codes(code):
+    """Its own tokens' keys and values are as coarse as those before it: bit for bit the same in one
+    chunk or several. Values are quantised unrotated."""
+    torch.manual_seed(4)
+    signature = replace(SIGNATURE, kv_codes=CODES[code])
+    kernel = compose(signature, invariant.paged_attention(signature))
+    qkv = torch.randn(9, (HEADS + 2 * KV_HEADS) * DIM, dtype=torch.float64)
+    outs, pools = [], []
+    for chunk in (9, 1, 4):
+        kv = torch.full((4, SIZE, 2 * KV_HEADS * (DIM + 2)), 255, dtype=torch.uint8)
+        parts = []
+        for first in range(0, 9, chunk):
+            end = min(first + chunk, 9)
+            slots = [4 + i for i in range(first, end)]
+            meta = metadata(slots, [end - first], [end], [[1, 2, 3]])
+            position = torch.arange(first, end)
+            parts.append(run_kernel(kernel, qkv[first:end].clone(), kv, meta, position))
+        outs.append(torch.cat(parts))
+        pools.append(kv)
+    assert all(torch.equal(out, outs[0]) for out in outs)
+    assert all(torch.equal(pool, pools[0]) for pool in pools)
+    assert (pools[0][0] == 255).all(), "other slots are not touched"
+    assert (pools[0].flatten(0, 1)[13:] == 255).all()
+    found, _ = decoded(pools[0].flatten(0, 1)[4:13], KV_HEADS, DIM, CODES[code])
+    values = qkv[:, (HEADS + KV_HEADS) * DIM :].view(9, KV_HEADS, DIM).numpy()
+    assert (np.abs(found[:, 1] - values) <= np.abs(values).max(-1, keepdims=True) / 8).all()
+    exact = torch.zeros((4, SIZE, 2, KV_HEADS, DIM), dtype=torch.float64)
+    meta = metadata([4 + i for i in range(9)], [9], [9], [[1, 2, 3]])
+    plain = run(qkv.clone(), exact, meta, torch.arange(9))
+    error = (outs[0] - plain).abs().max()
+    assert 1e-4 < error < 0.3
+    assert (outs[0][0] - plain[0]).abs().max() > 1e-4, "the first token sees its own code"
 
 
 def test_a_bound_ladder_names_the_attention_that_runs():

@@ -165,6 +165,35 @@ def test_given_sizes_win(checked):
     assert config.cache.num_blocks == 9
 
 
+CODES = {
+    "fp8": "float8_e4m3fn",
+    "fp8_e4m3": "float8_e4m3fn",
+    "fp8_e5m2": "float8_e5m2",
+    "int8": "int8",
+}
+
+
+@pytest.mark.parametrize("name", CODES)
+@pytest.mark.parametrize(("dtype", "bytes_each"), [("float32", 4), ("bfloat16", 2)])
+def test_quantised_kv_takes_a_byte_for_each_number(checked, dtype, bytes_each, name):
+    """And two for the scale of a head of 16: so many times more blocks in the same memory."""
+    memory = 2**20
+    plain = resolve(checked(dtype=dtype, kv_cache_memory_bytes=memory), FACTS)
+    config = resolve(checked(dtype=dtype, kv_cache_dtype=name, kv_cache_memory_bytes=memory), FACTS)
+    assert (config.dtype, config.cache.dtype) == (dtype, CODES[name])
+    plain_block = kv_block_bytes(MODEL, 16, dtype)
+    block = kv_block_bytes(MODEL, 16, CODES[name])
+    assert (plain_block, block) == (2 * 16 * 2 * 2 * 16 * bytes_each, 2 * 16 * 2 * 2 * (16 + 2))
+    assert plain.cache.num_blocks == memory // plain_block
+    assert config.cache.num_blocks == memory // block
+    text = describe(config)
+    assert f"1 MiB of {CODES[name]} with scales in bfloat16" in text
+    assert "scales" not in describe(plain)
+    # The bytes that the error asks for are those of quantised blocks.
+    with pytest.raises(ConfigError, match=f"raise kv_cache_memory_bytes to {14 * block}"):
+        resolve(checked(kv_cache_dtype=name, kv_cache_memory_bytes=1, max_model_len=200), FACTS)
+
+
 def test_max_model_len_and_the_pool(checked):
     """Case 3: 16 blocks of 4 hold 60 tokens, because the null block is no one's."""
     small = {"num_gpu_blocks_override": 16, "block_size": 4}

@@ -83,7 +83,8 @@ def checkpoint_of(folder: Path) -> Checkpoint:
 
 
 def make_config(folder: Path, **changes: Any) -> EngineConfig:
-    """max_num_seqs 4, block size 4, 64 blocks, depth 2, float32; keyword arguments change it."""
+    """max_num_seqs 4, block size 4, 64 blocks, depth 2, float32; keyword arguments change it,
+    kv_dtype the element type of keys and values."""
     checkpoint = checkpoint_of(folder)
     model = read_model_config(checkpoint)
     known = {
@@ -97,7 +98,7 @@ def make_config(folder: Path, **changes: Any) -> EngineConfig:
     cache = CacheConfig(
         block_size=changes.pop("block_size", 4),
         num_blocks=changes.pop("num_blocks", 64),
-        dtype=changes.get("dtype", "float32"),
+        dtype=changes.pop("kv_dtype", changes.get("dtype", "float32")),
         enable_prefix_caching=changes.pop("enable_prefix_caching", True),
     )
     config = EngineConfig(

@@ -6,7 +6,17 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-_DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+_DTYPE_BYTES = {
+    "float64": 8,
+    "float32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "int8": 1,
+}
+# Types of one byte hold codes: a scale for each head of each token stands beside them.
+_SCALE_DTYPE = "bfloat16"
 _ALIGNMENT = 16
 
 
@@ -35,6 +45,18 @@ class RecurrentSpec:
     def state_bytes(self) -> int:
         """Of both, rounded up so that states may lie one behind the other."""
         return -(-(self.ssm_bytes + self.conv_bytes) // _ALIGNMENT) * _ALIGNMENT
+
+
+def scale_dtype_of(dtype: str) -> str | None:
+    """Element type of the scales beside keys and values of `dtype`, or None."""
+    return _SCALE_DTYPE if _DTYPE_BYTES[dtype] == 1 else None
+
+
+def page_bytes_of(dtype: str, *, block_size: int, num_kv_heads: int, head_dim: int) -> int:
+    """Bytes of one block of one layer's keys and values, scales included."""
+    scale = scale_dtype_of(dtype)
+    head = head_dim * _DTYPE_BYTES[dtype] + (0 if scale is None else _DTYPE_BYTES[scale])
+    return 2 * block_size * num_kv_heads * head
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,12 +1,15 @@
 """paged_attention(query, kv, meta, out, lse): causal attention over paged keys and values.
 
-query: [T, Hq, D], rotated. kv: [num_blocks, block_size, 2, Hk, D], this step's keys and values
-already stored. out: [T, Hq, D]; padding tokens get 0. lse: [T, Hq] float32 or None: the natural
-log of the softmax's denominator, for merging partial results. Query head h reads key head
-h * Hk // Hq. Scores s are scaled by `scale`, then, with a softcap c, become c * tanh(s / c); query
-token i of a row sees the row's first seq_len - query_len + i + 1 tokens, the last `window` of them.
+query: [T, Hq, D], rotated. kv: [num_blocks, block_size, 2, Hk, D], or with kv_codes uint8
+[num_blocks, block_size, what ops/quantise_kv makes of a token]; this step's keys and values are
+already stored, and are read from there. out: [T, Hq, D]; padding tokens get 0. lse: [T, Hq] float32
+or None: the natural log of the softmax's denominator, for merging partial results. Query head h
+reads key head h * Hk // Hq. Scores s are scaled by `scale`, then, with a softcap c, become
+c * tanh(s / c); query token i of a row sees the row's first seq_len - query_len + i + 1 tokens, the
+last `window` of them.
 sinks: [Hq], with has_sinks: a score per head that joins the softmax's denominator and has no value.
-Tolerance against float64: 1e-5 in float32, 2e-2 in bfloat16.
+Tolerance against float64 of the stored keys and values: 1e-5 in float32, 2e-2 in bfloat16, or 3e-2
+where code * scale is rounded to bfloat16.
 Sources: paged KV, arXiv 2309.06180; online softmax, arXiv 1805.02867; softcap, arXiv 2408.00118;
 sinks, arXiv 2309.17453.
 """
@@ -35,6 +38,8 @@ class AttentionSignature:
     has_sinks: bool = False
     qk_norm_eps: float | None = None
     """Of the RMS norm over query and key heads before rotation (qkv_attention), or None."""
+    kv_codes: torch.dtype | None = None
+    """Of quantised keys and values; None: they are stored as `dtype`."""
 
 
 @dataclass(slots=True, kw_only=True)

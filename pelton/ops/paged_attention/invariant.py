@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 
 from pelton.ops.paged_attention import AttentionMetadata, AttentionSignature
+from pelton.ops.paged_attention.pages import reader
 from pelton.ops.paged_attention.reference import capped
 from pelton.ops.registry import Kernel
 
@@ -22,6 +23,7 @@ def paged_attention(signature: AttentionSignature, sinks: torch.Tensor | None = 
     head_dim, scale, window = signature.head_dim, signature.scale, signature.window
     group_size = num_heads // num_kv_heads
     accumulate = torch.float64 if signature.dtype == torch.float64 else torch.float32
+    read = reader(signature, accumulate)
 
     def attend_tile(
         query: torch.Tensor, pages: torch.Tensor, last: torch.Tensor
@@ -42,7 +44,7 @@ def paged_attention(signature: AttentionSignature, sinks: torch.Tensor | None = 
         key_index = torch.arange(KEY_TILE, device=query.device)
         token_last = last.repeat_interleave(group_size)[None, :, None]
         for start in range(0, pages.shape[0], KEY_TILE):
-            keys, values = pages[start : start + KEY_TILE].to(accumulate).permute(1, 2, 0, 3)
+            keys, values = pages[start : start + KEY_TILE].permute(1, 2, 0, 3)
             visible = key_index + start <= token_last
             if window is not None:
                 visible = visible & (key_index + start > token_last - window)
@@ -79,7 +81,7 @@ def paged_attention(signature: AttentionSignature, sinks: torch.Tensor | None = 
             num_blocks = -(-num_splits * KEY_TILE // block_size)
             # Splits may pass the end of the table: the null block stands in, unseen.
             blocks = meta.block_table[row, :num_blocks]
-            pages = kv[blocks.long()].flatten(0, 1)
+            pages = read(kv[blocks.long()]).flatten(0, 1)
             short = num_splits * KEY_TILE - pages.shape[0]
             if short > 0:
                 pages = torch.cat([pages, pages.new_zeros((short, *pages.shape[1:]))])

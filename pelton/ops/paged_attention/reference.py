@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from pelton.ops.paged_attention import AttentionMetadata, AttentionSignature
+from pelton.ops.paged_attention.pages import reader
 from pelton.ops.registry import Kernel
 
 
@@ -29,6 +30,7 @@ def capped(scores: torch.Tensor, softcap: float | None) -> torch.Tensor:
 def paged_attention(signature: AttentionSignature, sinks: torch.Tensor | None = None) -> Kernel:
     group_size = signature.num_heads // signature.num_kv_heads
     accumulate = torch.promote_types(signature.dtype, torch.float32)
+    read = reader(signature, accumulate)
 
     def kernel(
         query: torch.Tensor,
@@ -42,8 +44,8 @@ def paged_attention(signature: AttentionSignature, sinks: torch.Tensor | None = 
         for row in range(meta.num_rows):
             start, end = end, end + int(meta.query_lens[row])
             num_blocks = -(-int(meta.seq_len_bounds[row]) // block_size)
-            pages = kv[meta.block_table[row, :num_blocks].long()].flatten(0, 1)
-            keys, values = pages.to(accumulate).repeat_interleave(group_size, dim=2).unbind(1)
+            pages = read(kv[meta.block_table[row, :num_blocks].long()]).flatten(0, 1)
+            keys, values = pages.repeat_interleave(group_size, dim=2).unbind(1)
             tokens = query[start:end].to(accumulate)
             scores = torch.einsum("qhd,khd->hqk", tokens, keys) * signature.scale
             scores = capped(scores, signature.softcap)

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from pelton.ops.paged_attention import AttentionMetadata, AttentionSignature
+from pelton.ops.paged_attention.pages import reader
 from pelton.ops.paged_attention.reference import capped, row_mask
 from pelton.ops.registry import Kernel
 
@@ -171,6 +172,7 @@ def _over_pages(
     num_heads, num_kv_heads = signature.num_heads, signature.num_kv_heads
     head_dim, scale = signature.head_dim, signature.scale
     group_size = num_heads // num_kv_heads
+    read = reader(signature, signature.dtype)
 
     def kernel(
         query: torch.Tensor,
@@ -182,7 +184,7 @@ def _over_pages(
         assert lse is None, "this candidate returns no log-sum-exp"
         for bucket in meta.prepared["decode"]:
             n = bucket.num_rows
-            pages = kv.index_select(0, bucket.blocks).view(n, -1, 2, num_kv_heads, head_dim)
+            pages = read(kv.index_select(0, bucket.blocks)).view(n, -1, 2, num_kv_heads, head_dim)
             queries = query[:n] if bucket.rows is None else query[bucket.rows]
             # The query heads of one key head go in as its query tokens: keys are read once.
             result = attend(
@@ -201,12 +203,10 @@ def _over_pages(
             tokens = slice(rows.start, rows.end)
             if rows.blocks is None:
                 # Nothing was cached: this step's own keys and values are all there is.
-                pages = kv.view(-1, 2, num_kv_heads, head_dim).index_select(
-                    0, meta.kv_slots[tokens]
-                )
+                pages = kv.flatten(0, 1).index_select(0, meta.kv_slots[tokens])
             else:
                 pages = kv.index_select(0, rows.blocks)
-            pages = pages.view(rows.count, -1, 2, num_kv_heads, head_dim)
+            pages = read(pages).view(rows.count, -1, 2, num_kv_heads, head_dim)
             result = attend(
                 query[tokens].view(rows.count, -1, num_heads, head_dim).transpose(1, 2),
                 pages[:, :, 0].transpose(1, 2),

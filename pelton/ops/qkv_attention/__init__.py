@@ -1,10 +1,10 @@
 """qkv_attention(qkv, cos, sin, kv, meta, out): from a layer's qkv product to its attention output.
 
-qkv: [T, (Hq + 2 * Hk) * D], changed in place (rotated). cos, sin: as for rope. kv: [num_blocks,
-block_size, 2, Hk, D]. out: [T, Hq * D]. Weights: q_norm, k_norm [D] with qk_norm_eps, sinks [Hq]
-with has_sinks. The default composes norms, rope, store_kv and paged_attention; a fused kernel is
-another candidate. Keys and values of the whole step are stored before any are
-read, so rows of one step may share blocks.
+qkv: [T, (Hq + 2 * Hk) * D], changed in place (rotated). cos, sin: as for rope. kv: as for
+paged_attention. out: [T, Hq * D]. Weights: q_norm, k_norm [D] with qk_norm_eps, sinks [Hq] with
+has_sinks. The default composes norms, rope, quantise_kv (with kv_codes), store_kv and
+paged_attention; a fused kernel is another candidate. Keys and values of the whole step are stored
+before any are read, so rows of one step may share blocks.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from pelton.ops.paged_attention import AttentionMetadata, AttentionSignature
+from pelton.ops.paged_attention.pages import writer
 from pelton.ops.registry import BoundOp, Candidate, Kernel, bind
 from pelton.ops.rope import rope
 from pelton.ops.store_kv import store_kv
@@ -44,7 +45,7 @@ def compose(
     num_heads, num_kv_heads = signature.num_heads, signature.num_kv_heads
     head_dim = signature.head_dim
     query_width = num_heads * head_dim
-    kv_width = 2 * num_kv_heads * head_dim
+    stored = writer(signature)
 
     def kernel(
         qkv: torch.Tensor,
@@ -60,7 +61,8 @@ def compose(
             query.copy_(F.rms_norm(query, (head_dim,), q_norm, signature.qk_norm_eps))
             key.copy_(F.rms_norm(key, (head_dim,), k_norm, signature.qk_norm_eps))
         rope(heads[:, : num_heads + num_kv_heads], cos, sin)
-        store_kv(qkv[:, query_width:], kv.view(-1, kv_width), meta.kv_slots)
+        tokens = stored(qkv[:, query_width:])
+        store_kv(tokens, kv.view(-1, tokens.shape[1]), meta.kv_slots)
         attend(heads[:, :num_heads], kv, meta, out.view(out.shape[0], num_heads, head_dim))
 
     return kernel
