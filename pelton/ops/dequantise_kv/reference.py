@@ -11,6 +11,7 @@ def dequantise_kv(
     num_codes = 2 * num_kv_heads * head_dim
     # float16 has not the scales' range.
     wide = dtype if dtype == torch.bfloat16 else torch.promote_types(dtype, torch.float32)
-    numbers = rows[..., :num_codes].view(codes).to(wide).unflatten(-1, (2, num_kv_heads, head_dim))
-    scale = rows[..., num_codes:].view(SCALE).unflatten(-1, (2, num_kv_heads, 1))
+    shape = (*rows.shape[:-1], 2, num_kv_heads)
+    numbers = rows[..., :num_codes].view(codes).to(wide).view(*shape, head_dim)
+    scale = rows[..., num_codes:].view(SCALE).view(*shape, 1)
     return numbers.mul_(scale).to(dtype)
