@@ -7,16 +7,22 @@ from pelton.config.model import ModelConfig
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
-def _layer_elements(c: ModelConfig) -> int:
+def _layers_elements(c: ModelConfig) -> int:
+    """Of all layers. Sparse ones count as many experts as a token uses: all tokens of a step may
+    use the same."""
     attention = (2 * c.num_heads + 2 * c.num_kv_heads) * c.head_dim * c.hidden_size
-    return attention + 3 * c.hidden_size * c.intermediate_size
+    dense = 3 * c.hidden_size * c.intermediate_size
+    sparse = 3 * c.hidden_size * c.moe_intermediate_size * c.experts_per_token
+    router = c.num_experts * c.hidden_size
+    mlps = (sparse + router if c.is_sparse(i) else dense for i in range(c.num_layers))
+    return c.num_layers * attention + sum(mlps)
 
 
 def weight_bytes(config: ModelConfig, dtype: str) -> int:
     """Bytes of weights that one decode step reads: every product's matrix once, the head included
     and the embedding's few rows not."""
     head = config.vocab_size * config.hidden_size
-    return (config.num_layers * _layer_elements(config) + head) * ELEMENT_BYTES[dtype]
+    return (_layers_elements(config) + head) * ELEMENT_BYTES[dtype]
 
 
 def kv_bytes(config: ModelConfig, dtype: str, num_tokens: int) -> int:
@@ -37,7 +43,7 @@ def decode_bytes(
 def prefill_flops(config: ModelConfig, *, batch_size: int, input_len: int) -> float:
     """Operations (a multiply-add counts two) of a prefill: products of all tokens, causal
     attention, and the head for each row's last token."""
-    products = 2 * config.num_layers * _layer_elements(config) * input_len
+    products = 2 * _layers_elements(config) * input_len
     pairs = input_len * (input_len + 1) / 2
     attention = 4 * config.num_layers * config.num_heads * config.head_dim * pairs
     head = 2 * config.vocab_size * config.hidden_size

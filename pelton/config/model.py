@@ -39,6 +39,10 @@ class ModelConfig:
     attention_softcap, final_softcap: c, where scores or logits x become c * tanh(x / c).
     post_norms: an RMS norm also behind attention and feed-forward network, before they are added.
     embedding_multiplier: factor on token embeddings.
+    num_experts: of a sparse layer's feed-forward network, of which a token uses experts_per_token,
+        each moe_intermediate_size wide; 0 = all layers are dense. sparse_layers: per layer, () =
+        all. norm_topk_prob: the weights of a token's experts sum to one. router_bias, expert_bias:
+        of their products. swiglu_limit, swiglu_alpha: of the experts' clamped activation (ops/moe).
     """
 
     architecture: str
@@ -67,9 +71,22 @@ class ModelConfig:
     final_softcap: float | None = None
     post_norms: bool = False
     embedding_multiplier: float = 1.0
+    num_experts: int = 0
+    experts_per_token: int = 0
+    moe_intermediate_size: int = 0
+    sparse_layers: tuple[bool, ...] = ()
+    norm_topk_prob: bool = False
+    router_bias: bool = False
+    expert_bias: bool = False
+    swiglu_limit: float | None = None
+    swiglu_alpha: float = 1.0
 
     def layer_kind(self, index: int) -> LayerKind:
         return self.layer_kinds[index] if self.layer_kinds else "full"
+
+    def is_sparse(self, index: int) -> bool:
+        """Whether layer `index` has experts."""
+        return self.num_experts > 0 and (not self.sparse_layers or self.sparse_layers[index])
 
     def for_length(self, max_model_len: int) -> ModelConfig:
         """Without a window that no request outgrows: that is full attention."""

@@ -26,6 +26,7 @@ class GatedMLP:
             has_bias=config.mlp_bias,
             activation=_ACTIVATIONS[config.hidden_act],
         )
+        self.gate_up_width = self.gate_up.out_features
         self.down = LinearAdd(
             build,
             width,

@@ -20,13 +20,14 @@ from pelton.layers.context import BuildContext, Communicator, StepContext, Width
 from pelton.layers.embedding import Embedding, Head
 from pelton.layers.linear import vector
 from pelton.layers.mlp import GatedMLP
+from pelton.layers.moe import SparseMLP
 from pelton.layers.parameter import Parameter
 
 
 class DecoderLayer:
     def __init__(self, build: BuildContext, config: ModelConfig, index: int) -> None:
         self.attention = SelfAttention(build, config, index)
-        self.mlp = GatedMLP(build, config)
+        self.mlp = SparseMLP(build, config) if config.is_sparse(index) else GatedMLP(build, config)
 
     def bind(self) -> None:
         self.attention.bind()
@@ -74,12 +75,13 @@ class Decoder:
 
     def widths(self) -> Widths:
         layer = self.layers[0]
+        gate_up = max(layer.mlp.gate_up_width for layer in self.layers)
         return Widths(
             hidden=self.config.hidden_size,
             qkv=layer.attention.qkv.out_features,
             attention=layer.attention.num_heads * self.config.head_dim,
-            gate_up=layer.mlp.gate_up.out_features,
-            activation=layer.mlp.gate_up.out_features // 2,
+            gate_up=gate_up,
+            activation=gate_up // 2,
         )
 
     def embed(self, ids: torch.Tensor, out: torch.Tensor, communicator: Communicator) -> None:

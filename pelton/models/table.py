@@ -9,6 +9,7 @@ MODELS: dict[str, str] = {
     "Phi3ForCausalLM": "pelton.models.phi3:Phi3",
     "Qwen2ForCausalLM": "pelton.models.qwen2:Qwen2",
     "Qwen3ForCausalLM": "pelton.models.qwen3:Qwen3",
+    "Qwen3MoeForCausalLM": "pelton.models.qwen3_moe:Qwen3Moe",
 }
 
 

@@ -28,18 +28,24 @@ _MIB = 2**20
 def num_parameters(model: ModelConfig) -> int:
     """Elements of all weights, from the configuration alone."""
     query, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    hidden, inner = model.hidden_size, model.intermediate_size
+    hidden = model.hidden_size
     attention = hidden * (query + 2 * kv) + query * hidden
-    mlp = 3 * hidden * inner
     has_qkv_bias = model.attention_bias or model.qkv_bias
-    biases = (
-        has_qkv_bias * (query + 2 * kv)
-        + model.attention_bias * hidden
-        + model.mlp_bias * (2 * inner + hidden)
-    )
+    biases = has_qkv_bias * (query + 2 * kv) + model.attention_bias * hidden
     norms = (4 if model.post_norms else 2) * hidden + 2 * model.qk_norm * model.head_dim
     embeddings = model.vocab_size * hidden * (1 if model.tie_word_embeddings else 2)
-    return model.num_layers * (attention + mlp + biases + norms) + embeddings + hidden
+    mlps = sum(_mlp_parameters(model, model.is_sparse(i)) for i in range(model.num_layers))
+    return model.num_layers * (attention + biases + norms) + mlps + embeddings + hidden
+
+
+def _mlp_parameters(model: ModelConfig, is_sparse: bool) -> int:
+    """Elements of a feed-forward network, router and experts included."""
+    hidden, inner = model.hidden_size, model.intermediate_size
+    if not is_sparse:
+        return 3 * hidden * inner + model.mlp_bias * (2 * inner + hidden)
+    inner = model.moe_intermediate_size
+    expert = 3 * hidden * inner + model.expert_bias * (2 * inner + hidden)
+    return model.num_experts * (expert + hidden + model.router_bias)
 
 
 def kv_layers(model: ModelConfig, block_size: int, dtype: str) -> list[LayerKV]:

@@ -10,7 +10,7 @@ from typing import Self
 import numpy as np
 import torch
 
-from pelton.checkpoint.name_map import NameRules
+from pelton.checkpoint.name_map import NameRules, Rule
 from pelton.checkpoint.source import Checkpoint
 from pelton.layers.parameter import Parameter
 
@@ -29,16 +29,25 @@ class DummySource:
     def __init__(self, parameters: Mapping[str, Parameter], rules: NameRules, seed: int) -> None:
         self._seed = seed
         self._shapes: dict[str, tuple[int, ...]] = {}
+        # Where rules name two ways to store a part, the checkpoint has the first.
+        taken: set[tuple[str, str | None]] = set()
         for rule in rules.rules:
-            layer = 0
-            while (target := parameters.get(rule.target.replace("{i}", str(layer)))) is not None:
-                if all(part in target.parts for part in rule.parts):
-                    name = rule.source.replace("{i}", str(layer))
-                    shapes = [target.parts[part].source_shape for part in rule.parts]
-                    self._shapes[name] = (sum(shape[0] for shape in shapes), *shapes[0][1:])
-                if "{i}" not in rule.target:
-                    break
-                layer += 1
+            for layer in _layers(rule.target, parameters):
+                target_name = rule.target.replace("{i}", layer)
+                target, name = parameters[target_name], rule.source.replace("{i}", layer)
+                experts = [
+                    expert
+                    for expert in _experts(rule, target)
+                    if (target_name, rule.parts(expert)[0]) not in taken
+                ]
+                taken |= {(target_name, p) for expert in experts for p in rule.parts(expert)}
+                shapes = [_shape(target, rule.parts(expert)) for expert in experts]
+                if rule.is_stacked and shapes:
+                    turn = -1 if rule.transform == "transpose" else 1
+                    self._shapes[name] = (len(shapes), *shapes[0][::turn])
+                elif not rule.is_stacked:
+                    for expert, shape in zip(experts, shapes, strict=True):
+                        self._shapes[name.replace("{e}", str(expert))] = shape
 
     @classmethod
     def open(
@@ -77,3 +86,29 @@ class DummySource:
         values -= 32767.5
         values *= _STD * math.sqrt(12) / 65536
         return torch.from_numpy(values)
+
+
+def _layers(pattern: str, parameters: Mapping[str, Parameter]) -> list[str]:
+    """Indices of the layers that have such a parameter; [""] for one outside the layers."""
+    before, found, after = pattern.partition("{i}")
+    if not found:
+        return [""] if pattern in parameters else []
+    names = (name for name in parameters if name.startswith(before) and name.endswith(after))
+    indices = (name[len(before) : len(name) - len(after)] for name in names)
+    return [index for index in indices if index.isdecimal()]
+
+
+def _experts(rule: Rule, target: Parameter) -> list[int | None]:
+    """The experts whose parts the parameter has; [None] when parts are no expert's."""
+    if not rule.is_per_expert:
+        return [None] if all(part in target.parts for part in rule.parts()) else []
+    experts: list[int | None] = []
+    while all(part in target.parts for part in rule.parts(len(experts))):
+        experts.append(len(experts))
+    return experts
+
+
+def _shape(target: Parameter, parts: tuple[str | None, ...]) -> tuple[int, ...]:
+    """Of a tensor that holds the parts' rows one after the other."""
+    shapes = [target.parts[part].source_shape for part in parts]
+    return (sum(shape[0] for shape in shapes), *shapes[0][1:])

@@ -31,12 +31,15 @@ class LoadReport:
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """One tensor of the source, and a part that it fills. first: row where that part's begin."""
+    """One tensor of the source, and a part that it fills. first: row where that part's begin; step:
+    from one of its rows to the next. expert: index into a stack, whose rows these are."""
 
     source: str
     target: str
     part: PartName
     first: int
+    step: int
+    expert: int | None
     transform: str | None
 
 
@@ -103,15 +106,18 @@ def _plan(
         if match is None:
             problems.add("unexpected", name)
             continue
-        rule, target = match
+        rule, target, expert = match
         if rule is None or target is None:
             dropped.append(name)
         elif target not in parameters and rule.tied_to is not None:
             if not _same(source, name, rule.tied_to):
                 problems.add("unlike the tensor it is tied to", f"{name} and {rule.tied_to}")
             dropped.append(name)
+        elif rule.is_stacked:
+            for expert in range(*(source.shape(name)[:1] or (0,))):
+                _plan_one(parameters, source, name, rule, target, expert, copies, problems)
         else:
-            _plan_one(parameters, source, name, rule, target, copies, problems)
+            _plan_one(parameters, source, name, rule, target, expert, copies, problems)
     for target, parameter in parameters.items():
         for part in parameter.parts:
             if part not in parameter.filled and (target, part) not in copies:
@@ -126,30 +132,47 @@ def _plan_one(
     name: str,
     rule: Rule,
     target: str,
+    expert: int | None,
     copies: dict[tuple[str, PartName], _Copy],
     problems: _Problems,
 ) -> None:
+    """expert: whose tensor it is, or which one of a stack is meant."""
     parameter = parameters.get(target)
-    if parameter is None or any(part not in parameter.parts for part in rule.parts):
-        problems.add("unexpected", name)
+    parts = rule.parts(expert)
+    shown = f"{name}[{expert}]" if rule.is_stacked else name
+    if parameter is None or any(part not in parameter.parts for part in parts):
+        problems.add("unexpected", shown)
         return
     first = 0
     shape: tuple[int, ...] = ()
-    for part in rule.parts:
+    for index, part in enumerate(parts):
         key = target, part
         if key in copies:
-            problems.add("loaded twice", f"{_part_name(*key)} from {copies[key].source} and {name}")
+            other = copies[key].source
+            problems.add("loaded twice", f"{_part_name(*key)} from {other} and {shown}")
             return
         if part in parameter.filled:
             how = parameter.filled[part]
-            problems.add("loaded twice", f"{_part_name(*key)} from {name}, but it is {how} already")
+            problems.add(
+                "loaded twice", f"{_part_name(*key)} from {shown}, but it is {how} already"
+            )
             return
         shape = parameter.parts[part].source_shape
-        copies[key] = _Copy(name, target, part, first, rule.transform)
+        copies[key] = _Copy(
+            source=name,
+            target=target,
+            part=part,
+            first=index if rule.interleaved else first,
+            step=len(parts) if rule.interleaved else 1,
+            expert=expert if rule.is_stacked else None,
+            transform=rule.transform,
+        )
         first += shape[0]
-    wanted, given = (first, *shape[1:]), source.shape(name)
+    wanted, given = (first, *shape[1:]), source.shape(name)[rule.is_stacked :]
+    if rule.transform == "transpose":
+        wanted = wanted[::-1]
     if given != wanted:
-        problems.add("of the wrong shape", f"{name} (file {given}, model {wanted})")
+        problems.add("of the wrong shape", f"{shown} (file {given}, model {wanted})")
 
 
 def _same(source: WeightSource, name: str, other: str) -> bool:
@@ -162,6 +185,12 @@ def _same(source: WeightSource, name: str, other: str) -> bool:
 def _fill(parameter: Parameter, copy: _Copy, source: WeightSource, head_dim: int) -> None:
     part, out = parameter.parts[copy.part], parameter.part_tensor(copy.part)
     if part.size == 0:
+        return
+    if copy.expert is not None:
+        values = source.read(copy.source, 0, copy.expert, 1)[0]
+        values = values.t() if copy.transform == "transpose" else values
+        end = copy.first + copy.step * part.source_shape[0]
+        out.copy_(values[copy.first : end : copy.step].narrow(part.dim, part.start, part.size))
         return
     if part.dim != 0:
         assert copy.first == 0, "a tensor of several parts is cut along its rows"

@@ -21,8 +21,8 @@ def test_gguf_query_and_key_are_unpermuted_and_value_is_not():
 
 def test_ignored_names():
     match = NameMap(LLAMA_HF).match("model.layers.0.self_attn.rotary_emb.inv_freq")
-    assert match == (None, None)
-    assert NameMap(LLAMA_GGUF).match("rope_freqs.weight") == (None, None)
+    assert match == (None, None, None)
+    assert NameMap(LLAMA_GGUF).match("rope_freqs.weight") == (None, None, None)
 
 
 @pytest.mark.parametrize(
@@ -51,3 +51,22 @@ def test_a_fixed_number_in_a_name_is_no_layer():
 def test_two_rules_for_a_name_are_a_bug():
     with pytest.raises(AssertionError, match="two rules"):
         NameMap(NameRules((Rule("a", "b"),), ignored=("a",)))
+
+
+def test_experts_are_matched_behind_their_layer():
+    rule = Rule("m.{i}.experts.{e}.up.weight", "layers.{i}.gate_up", "up.{e}")
+    names = NameMap(NameRules((rule,)))
+    match = names.match("m.3.experts.12.up.weight")
+    assert (match.target, match.expert) == ("layers.3.gate_up", 12)
+    assert match.rule.parts(match.expert) == ("up.12",)
+    assert names.match("m.3.experts.x.up.weight") is None
+    assert names.match("m.experts.12.up.weight") is None
+    assert not rule.is_stacked
+
+
+def test_a_stack_is_a_rule_whose_parts_alone_have_the_expert():
+    rule = Rule("m.{i}.experts", "layers.{i}.gate_up", ("gate.{e}", "up.{e}"))
+    assert rule.is_stacked
+    assert rule.parts(2) == ("gate.2", "up.2")
+    assert not Rule("a", "b", ("gate", "up")).is_stacked
+    assert not Rule("a", "b").is_stacked

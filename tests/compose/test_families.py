@@ -25,6 +25,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Phi3ForCausalLM": ("Phi3", {"hidden_size": 64, "rope_parameters": HALF}),
     "Qwen2ForCausalLM": ("Qwen2", {"hidden_size": 64}),
     "Qwen3ForCausalLM": ("Qwen3", {}),
+    "Qwen3MoeForCausalLM": (
+        "Qwen3Moe",
+        {"moe_intermediate_size": 20, "num_experts": 6, "num_experts_per_tok": 2},
+    ),
 }
 BACKENDS = {
     "torch": {"attention_backend": "torch"},

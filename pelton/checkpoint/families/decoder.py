@@ -25,6 +25,19 @@ def refuse_experts(config: ConfigReader) -> None:
     config.require("num_experts")
 
 
+def experts(config: ConfigReader, *, default: int, default_chosen: int) -> dict[str, Any]:
+    """How many there are and how many a token uses, as ModelConfig's fields. transformers 5 calls
+    num_experts num_local_experts; both may stand there."""
+    local = config.integer("num_local_experts", default, low=0)
+    count = config.integer("num_experts", local, low=0)
+    if config.get("num_local_experts") is not None and count != local:
+        raise config.wrong("num_experts", f"num_local_experts={local}")
+    chosen = config.integer("num_experts_per_tok", default_chosen)
+    if 0 < count < chosen:
+        raise config.wrong("num_experts_per_tok", f"at most num_experts={count}")
+    return {"num_experts": count, "experts_per_token": chosen if count else 0}
+
+
 def refuse_softcaps(config: ConfigReader) -> None:
     config.require("attn_logit_softcapping")
     config.require("final_logit_softcapping")

@@ -1,4 +1,5 @@
-"""Qwen2ForCausalLM (Qwen 2 and 2.5) and Qwen3ForCausalLM. Defaults are transformers'."""
+"""Qwen2ForCausalLM (Qwen 2 and 2.5), Qwen3ForCausalLM and Qwen3MoeForCausalLM. Defaults are
+transformers'."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from typing import Any
 from pelton.checkpoint.config_reader import ConfigReader
 from pelton.checkpoint.families.decoder import (
     dimensions,
+    experts,
     layer_kinds,
     refuse_experts,
     refuse_foreign,
@@ -41,14 +43,45 @@ def read_qwen3(config: ConfigReader, dtype: str) -> ModelConfig:
     )
 
 
-def _shared(config: ConfigReader, sizes: dict[str, Any], dtype: str) -> dict[str, Any]:
-    """The fields that both have alike."""
+def read_qwen3_moe(config: ConfigReader, dtype: str) -> ModelConfig:
+    sizes = dimensions(config)
+    num_layers = sizes["num_layers"]
+    # The oracle knows neither: its window is every layer's.
+    config.require("layer_types")
+    step = config.integer("decoder_sparse_step", 1)
+    dense = config.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or any(type(index) is not int for index in dense):
+        raise config.wrong("mlp_only_layers", "a list of layer indices")
+    sparse = tuple(i not in dense and (i + 1) % step == 0 for i in range(num_layers))
+    fields = experts(config, default=128, default_chosen=8)
+    if not any(sparse):
+        fields = {"num_experts": 0, "experts_per_token": 0}
+    return ModelConfig(
+        architecture="Qwen3MoeForCausalLM",
+        **sizes,
+        **_shared(config, sizes, dtype, first_window=0),
+        **fields,
+        moe_intermediate_size=config.integer("moe_intermediate_size", 768),
+        sparse_layers=() if all(sparse) or not any(sparse) else sparse,
+        norm_topk_prob=config.boolean("norm_topk_prob", False),
+        attention_bias=config.boolean("attention_bias", False),
+        qk_norm=True,
+    )
+
+
+def _shared(
+    config: ConfigReader, sizes: dict[str, Any], dtype: str, *, first_window: int | None = None
+) -> dict[str, Any]:
+    """The fields that all have alike. first_window: the first layer that has the window, where the
+    family has no max_window_layers."""
     config.require("hidden_act", "silu")
     refuse_foreign(config)
     refuse_softcaps(config)
     config.require("mlp_bias", False)
     num_layers = sizes["num_layers"]
-    first = config.integer("max_window_layers", 28, low=0)
+    first = first_window
+    if first is None:
+        first = config.integer("max_window_layers", 28, low=0)
     kinds: tuple[LayerKind, ...] = ()
     window = None
     if config.boolean("use_sliding_window", False) and config.get("sliding_window") is not None:

@@ -17,6 +17,7 @@ ARCHITECTURES: dict[str, str] = {
     "Phi3ForCausalLM": "pelton.checkpoint.families.phi3:read_phi3",
     "Qwen2ForCausalLM": "pelton.checkpoint.families.qwen:read_qwen2",
     "Qwen3ForCausalLM": "pelton.checkpoint.families.qwen:read_qwen3",
+    "Qwen3MoeForCausalLM": "pelton.checkpoint.families.qwen:read_qwen3_moe",
 }
 
 

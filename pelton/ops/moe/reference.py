@@ -1,0 +1,63 @@
+"""Every expert on every token, and most results thrown away: in plain steps, any dtype."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from pelton.ops.moe import MoESignature
+from pelton.ops.registry import Kernel
+
+
+def route(signature: MoESignature, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """logits: [T, E] -> weights [T, top_k], float32 at least, and experts [T, top_k] int64."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    # topk breaks ties as it likes, by the number of rows too.
+    values, experts = logits.sort(dim=-1, descending=True, stable=True)
+    values, experts = values[:, : signature.top_k], experts[:, : signature.top_k]
+    if signature.normalise_chosen:
+        return values.softmax(-1), experts
+    return (values - logits.logsumexp(-1, keepdim=True)).exp(), experts
+
+
+def activate(signature: MoESignature, gate_up: torch.Tensor) -> torch.Tensor:
+    """[n, 2 * I] -> [n, I]."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    limit = signature.swiglu_limit
+    if limit is None:
+        return F.silu(gate) * up
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return (up + 1) * gate * torch.sigmoid(gate * signature.swiglu_alpha)
+
+
+def moe(
+    signature: MoESignature,
+    router: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    router_bias: torch.Tensor | None = None,
+    gate_up_bias: torch.Tensor | None = None,
+    down_bias: torch.Tensor | None = None,
+) -> Kernel:
+    accumulate = torch.promote_types(signature.dtype, torch.float32)
+
+    def kernel(x: torch.Tensor, out: torch.Tensor) -> None:
+        weights, experts = route(signature, F.linear(x, router, router_bias))
+        total = x.new_zeros(x.shape, dtype=accumulate)
+        for expert in range(signature.num_experts):
+            inner = F.linear(
+                x, gate_up[expert], None if gate_up_bias is None else gate_up_bias[expert]
+            )
+            result = F.linear(
+                activate(signature, inner),
+                down[expert],
+                None if down_bias is None else down_bias[expert],
+            )
+            is_chosen = experts == expert
+            weight = weights.masked_fill(~is_chosen, 0).sum(-1, keepdim=True)
+            # What an expert makes of a token that is not its own may be infinite.
+            result = (result * weight).masked_fill(~is_chosen.any(-1, keepdim=True), 0)
+            total += result
+        out.copy_(total)
+
+    return kernel

@@ -1,0 +1,237 @@
+"""Every candidate of moe against float64, token by token; the tiled one bit for bit whatever stands
+around a token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pelton.errors import UnsupportedError
+from pelton.ops import moe
+from pelton.ops.moe import MoESignature
+from pelton.ops.product import INVARIANT_TILE
+from pelton.ops.registry import bind
+
+NAMES = ["reference", "sorted", "tiled"]
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}
+PLAIN = MoESignature(
+    hidden_size=24,
+    intermediate_size=17,
+    num_experts=7,
+    top_k=3,
+    dtype=torch.float32,
+    device_type="cpu",
+    normalise_chosen=False,
+)
+BIASED: dict[str, Any] = {
+    "has_router_bias": True,
+    "has_gate_up_bias": True,
+    "has_down_bias": True,
+}
+CASES: dict[str, dict[str, Any]] = {
+    "weights as they are": {},
+    "weights sum to one": {"normalise_chosen": True},
+    "biases": BIASED,
+    "gpt-oss": {**BIASED, "normalise_chosen": True, "swiglu_limit": 1.5, "swiglu_alpha": 1.702},
+    "one expert": {"num_experts": 1, "top_k": 1},
+    "one of many": {"num_experts": 33, "top_k": 1},
+    "all of them": {"num_experts": 4, "top_k": 4, "normalise_chosen": True},
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(before)
+
+
+def weights_of(signature: MoESignature) -> dict[str, torch.Tensor]:
+    s = signature
+    shapes = {
+        "router": (s.num_experts, s.hidden_size),
+        "gate_up": (s.num_experts, 2 * s.intermediate_size, s.hidden_size),
+        "down": (s.num_experts, s.hidden_size, s.intermediate_size),
+    }
+    if s.has_router_bias:
+        shapes["router_bias"] = (s.num_experts,)
+    if s.has_gate_up_bias:
+        shapes["gate_up_bias"] = (s.num_experts, 2 * s.intermediate_size)
+    if s.has_down_bias:
+        shapes["down_bias"] = (s.num_experts, s.hidden_size)
+    return {name: torch.randn(shape).to(s.dtype) for name, shape in shapes.items()}
+
+
+def kernel_of(name: str, signature: MoESignature, weights: dict[str, torch.Tensor]) -> Any:
+    candidate = next(c for c in moe.CANDIDATES if c.name == name)
+    return candidate.load()(signature, **weights)
+
+
+def run(kernel: Any, x: torch.Tensor) -> torch.Tensor:
+    before, out = x.clone(), torch.full_like(x, torch.nan)
+    kernel(x, out)
+    assert torch.equal(x.nan_to_num(), before.nan_to_num()), "the input is not changed"
+    return out
+
+
+def exact(signature: MoESignature, weights: dict[str, torch.Tensor], x: torch.Tensor) -> np.ndarray:
+    """Token by token in float64, with the experts that the dtype's own logits choose."""
+    s = signature
+    logits_in = torch.nn.functional.linear(x, weights["router"], weights.get("router_bias"))
+    w = {name: tensor.double().numpy() for name, tensor in weights.items()}
+    rows = []
+    for token, logits in zip(x.double().numpy(), logits_in.double().numpy()):
+        chosen = sorted(range(s.num_experts), key=lambda e: (-logits[e], e))[: s.top_k]
+        pool = chosen if s.normalise_chosen else list(range(s.num_experts))
+        total = np.exp(logits[pool] - logits.max()).sum()
+        row = np.zeros(s.hidden_size)
+        for e in chosen:
+            inner = w["gate_up"][e] @ token
+            if s.has_gate_up_bias:
+                inner = inner + w["gate_up_bias"][e]
+            gate, up = np.split(inner, 2)
+            if s.swiglu_limit is not None:
+                gate = np.minimum(gate, s.swiglu_limit)
+                up = np.clip(up, -s.swiglu_limit, s.swiglu_limit) + 1
+            gate = gate / (1 + np.exp(-gate * (s.swiglu_alpha if s.swiglu_limit else 1)))
+            result = w["down"][e] @ (gate * up)
+            if s.has_down_bias:
+                result = result + w["down_bias"][e]
+            row += np.exp(logits[e] - logits.max()) / total * result
+        rows.append(row)
+    return np.array(rows).reshape(len(x), s.hidden_size)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", NAMES)
+def test_against_float64(name, case, dtype):
+    signature = replace(PLAIN, dtype=dtype, **CASES[case])
+    weights = weights_of(signature)
+    kernel = kernel_of(name, signature, weights)
+    for num_rows in (0, 1, 2, INVARIANT_TILE - 1, INVARIANT_TILE + 1, 61):
+        x = torch.randn(num_rows, signature.hidden_size).to(dtype)
+        out, expected = run(kernel, x), exact(signature, weights, x)
+        assert out.dtype == dtype
+        if num_rows:
+            size = max(np.abs(expected).max(), 1.0)
+            error = np.abs(out.double().numpy() - expected).max() / size
+            assert error <= TOLERANCE[dtype], num_rows
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_of_equal_logits_the_lower_expert_is_chosen(name):
+    signature = replace(PLAIN, num_experts=40, top_k=5)
+    weights = weights_of(signature)
+    weights["router"][:] = weights["router"][7]
+    x = torch.randn(20, signature.hidden_size)
+    expected = exact(signature, weights, x)
+    out = run(kernel_of(name, signature, weights), x)
+    np.testing.assert_allclose(out.numpy(), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_spoilt_token_hurts_itself_alone(name):
+    """A token that is NaN, and one that overflows in the experts."""
+    signature = replace(PLAIN, num_experts=3, top_k=1)
+    weights = weights_of(signature)
+    kernel = kernel_of(name, signature, weights)
+    x = torch.randn(21, signature.hidden_size)
+    x[0] *= 1e30
+    spoilt = x.clone()
+    spoilt[5] = torch.nan
+    clean, out = run(kernel, x), run(kernel, spoilt)
+    others = [i for i in range(1, 21) if i != 5]
+    assert torch.isfinite(clean[others]).all()
+    torch.testing.assert_close(out[others], clean[others])
+    assert out[5].isnan().all()
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("looks", [True, False])
+def test_tiled_tokens_do_not_see_their_batch(looks, dtype, num_threads, monkeypatch):
+    """Alone, in any batch, in any order, in chunks: the same bits, also where the host goes
+    through every tile that there could be."""
+    torch.set_num_threads(num_threads)
+    for case in ("gpt-oss", "weights as they are"):
+        signature = replace(PLAIN, dtype=dtype, batch_invariant=True, **CASES[case])
+        signature = replace(signature, hidden_size=48, intermediate_size=32)
+        weights = weights_of(signature)
+        if not looks:
+            signature = replace(signature, device_type="cuda")
+        kernel = kernel_of("tiled", signature, weights)
+        x = torch.randn(61, 48).to(dtype)
+        whole = run(kernel, x)
+        for chunk in (1, 3, 16, 17, 60):
+            pieces = [run(kernel, x[i : i + chunk]) for i in range(0, 61, chunk)]
+            assert torch.equal(torch.cat(pieces), whole), chunk
+        order = torch.randperm(61)
+        assert torch.equal(run(kernel, x[order]), whole[order])
+        torch.set_num_threads(3 - num_threads)
+        assert torch.equal(run(kernel, x), whole)
+        torch.set_num_threads(num_threads)
+
+
+def test_tiled_needs_no_look_at_the_device():
+    """Without a look the same result, in as many tiles as there can be."""
+    weights = weights_of(replace(PLAIN, **BIASED))
+    signature = replace(PLAIN, **BIASED)
+    for num_rows in (1, 2, 5, 16, 61, 200):
+        x = torch.randn(num_rows, PLAIN.hidden_size)
+        with_look = run(kernel_of("tiled", signature, weights), x)
+        blind = run(kernel_of("tiled", replace(signature, device_type="cuda"), weights), x)
+        assert torch.equal(with_look, blind)
+
+
+def test_which_candidates_are_taken():
+    def names(**changes: Any) -> tuple[str, ...]:
+        signature = replace(PLAIN, **changes)
+        return bind("moe", moe.CANDIDATES, signature, **weights_of(signature)).names
+
+    assert names() == ("sorted",)
+    assert names(batch_invariant=True) == ("tiled",)
+    assert names(device_type="cuda") == ("tiled",)
+    assert names(device_type="cuda", batch_invariant=True) == ("tiled",)
+    reasons = r"grouped: .*elsewhere than on CUDA; sorted: .*depend on the number of rows"
+    with pytest.raises(UnsupportedError, match=reasons):
+        bind("moe", moe.CANDIDATES[:2], replace(PLAIN, batch_invariant=True), **weights_of(PLAIN))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["reference", "tiled", "grouped"])
+def test_on_a_gpu_without_waiting_for_it(name, dtype):
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    signature = replace(PLAIN, **CASES["gpt-oss"], dtype=dtype, num_experts=33)
+    signature = replace(signature, hidden_size=64, intermediate_size=48, device_type="cuda")
+    candidate = next(c for c in moe.CANDIDATES if c.name == name)
+    if candidate.refuses(signature) is not None:
+        assert name == "grouped"
+        assert dtype != torch.bfloat16
+        return
+    weights = weights_of(signature)
+    kernel = candidate.load()(signature, **{k: w.cuda() for k, w in weights.items()})
+    for num_rows in (1, 2, 17, 200):
+        x = torch.randn(num_rows, 64).to(dtype)
+        on_device, out = x.cuda(), torch.full_like(x, torch.nan).cuda()
+        kernel(on_device, out)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            kernel(on_device, out)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        # Products of a GPU round otherwise, so near choices may differ: most rows must agree.
+        expected = torch.full_like(x, torch.nan)
+        kernel_of("reference", replace(signature, device_type="cpu"), weights)(x, expected)
+        size = expected.abs().max()
+        error = ((out.cpu() - expected).abs() / size).amax(-1)
+        assert (error <= 2e-2).float().mean() >= 0.95
