@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, cast
 
+from pelton.checkpoint.limits import MAX_SIZE
 from pelton.errors import CheckpointError, UnsupportedError
 
 
@@ -38,13 +39,15 @@ class ConfigReader:
             raise CheckpointError(f"{self.where}: the required key {key!r} is missing.")
         return value
 
-    def integer(self, key: str, default: int | None = None, *, low: int = 1) -> int:
-        """An integer >= low; required unless there is a default."""
+    def integer(
+        self, key: str, default: int | None = None, *, low: int = 1, high: int = MAX_SIZE
+    ) -> int:
+        """An integer from low to high; required unless there is a default."""
         value = self._given(key) if default is None else self.get(key)
         if value is None:
             return cast(int, default)
-        if type(value) is not int or not low <= value < 2**31:
-            raise self.wrong(key, f"an integer from {low} to 2**31 - 1")
+        if type(value) is not int or not low <= value <= high:
+            raise self.wrong(key, f"an integer from {low} to {high}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:

@@ -14,6 +14,14 @@ import numpy as np
 from pelton.checkpoint.gguf_header import READABLE_TYPES, GGUFHeader
 from pelton.checkpoint.gguf_metadata import Metadata
 from pelton.checkpoint.gguf_rope import read_rope
+from pelton.checkpoint.limits import (
+    MAX_HEAD_DIM,
+    MAX_HEADS,
+    MAX_HIDDEN,
+    MAX_INTERMEDIATE,
+    MAX_LAYERS,
+    MAX_VOCAB,
+)
 from pelton.config.model import GenerationDefaults, LayerKind, ModelConfig, RopeConfig
 from pelton.config.names import known_names
 from pelton.errors import UnsupportedError
@@ -52,7 +60,7 @@ def _vocab_size(meta: Metadata) -> int:
     """The list of tokens decides; without one, the key."""
     tokens = meta.header.metadata.get("tokenizer.ggml.tokens")
     if not isinstance(tokens, list) or not tokens:
-        return meta.integer("vocab_size")
+        return meta.integer("vocab_size", high=MAX_VOCAB)
     if meta.integer("vocab_size", len(tokens)) != len(tokens):
         raise meta.wrong("vocab_size", f"the number of tokenizer.ggml.tokens, {len(tokens)}")
     return len(tokens)
@@ -60,14 +68,14 @@ def _vocab_size(meta: Metadata) -> int:
 
 def _shared(meta: Metadata) -> dict[str, Any]:
     """ModelConfig's fields that all families have alike."""
-    hidden_size = meta.integer("embedding_length")
-    num_heads = meta.integer("attention.head_count")
+    hidden_size = meta.integer("embedding_length", high=MAX_HIDDEN)
+    num_heads = meta.integer("attention.head_count", high=MAX_HEADS)
     num_kv_heads = meta.integer("attention.head_count_kv", num_heads)
     if num_heads % num_kv_heads:
         raise meta.wrong("attention.head_count_kv", f"a divisor of head_count={num_heads}")
     if meta.get("attention.key_length") is None and hidden_size % num_heads:
         raise meta.wrong("attention.head_count", f"a divisor of {hidden_size}")
-    head_dim = meta.integer("attention.key_length", hidden_size // num_heads)
+    head_dim = meta.integer("attention.key_length", hidden_size // num_heads, high=MAX_HEAD_DIM)
     if head_dim % 2:
         raise meta.wrong("attention.key_length", "even")
     if meta.integer("attention.value_length", head_dim) != head_dim:
@@ -77,8 +85,8 @@ def _shared(meta: Metadata) -> dict[str, Any]:
     attention_bias = qkv_bias and "blk.0.attn_output.bias" in tensors
     fields: dict[str, Any] = {
         "hidden_size": hidden_size,
-        "intermediate_size": meta.integer("feed_forward_length"),
-        "num_layers": meta.integer("block_count"),
+        "intermediate_size": meta.integer("feed_forward_length", high=MAX_INTERMEDIATE),
+        "num_layers": meta.integer("block_count", high=MAX_LAYERS),
         "num_heads": num_heads,
         "num_kv_heads": num_kv_heads,
         "head_dim": head_dim,

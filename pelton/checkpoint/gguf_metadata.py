@@ -6,6 +6,7 @@ import math
 import reprlib
 
 from pelton.checkpoint.gguf_header import GGUFHeader
+from pelton.checkpoint.limits import MAX_SIZE
 from pelton.errors import CheckpointError, UnsupportedError
 
 
@@ -49,14 +50,16 @@ class Metadata:
             )
         return value
 
-    def integer(self, name: str, default: int | None = None, *, low: int = 1) -> int:
-        """An integer >= low; required unless there is a default."""
+    def integer(
+        self, name: str, default: int | None = None, *, low: int = 1, high: int = MAX_SIZE
+    ) -> int:
+        """An integer from low to high; required unless there is a default."""
         value = self._given(name) if default is None else self.get(name)
         if value is None:
             assert default is not None
             return default
-        if type(value) is not int or not low <= value < 2**31:
-            raise self.wrong(name, f"an integer from {low} to 2**31 - 1")
+        if type(value) is not int or not low <= value <= high:
+            raise self.wrong(name, f"an integer from {low} to {high}")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:

@@ -11,6 +11,7 @@ from pelton.checkpoint.config_reader import ConfigReader
 from pelton.checkpoint.families.table import ARCHITECTURES, reader_of
 from pelton.checkpoint.gguf_config import gguf_generation_defaults, gguf_model_config
 from pelton.checkpoint.gguf_header import read_gguf_header
+from pelton.checkpoint.limits import MAX_VOCAB
 from pelton.checkpoint.safetensors_header import read_safetensors_header
 from pelton.checkpoint.source import Checkpoint
 from pelton.config.model import GenerationDefaults, ModelConfig
@@ -151,7 +152,7 @@ def read_generation_defaults(checkpoint: Checkpoint) -> GenerationDefaults:
     if checkpoint.config_path is None:
         return gguf_generation_defaults(read_gguf_header(checkpoint.files[0]))
     config = ConfigReader(_load_json(checkpoint.config_path), str(checkpoint.config_path))
-    vocab_size = config.integer("vocab_size")
+    vocab_size = config.integer("vocab_size", high=MAX_VOCAB)
     path = checkpoint.folder / "generation_config.json"
     generation = ConfigReader(_load_json(path) if path.is_file() else {}, str(path))
     bos = _token_id(generation, "bos_token_id", vocab_size)

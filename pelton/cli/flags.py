@@ -39,15 +39,26 @@ class Parser(argparse.ArgumentParser):
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """Like parse_args, with a suggestion for an unknown flag."""
+        # First, since a mistyped flag is often what then seems to be missing.
+        for word in argv[: argv.index("--") if "--" in argv else None]:
+            name = word.split("=")[0]
+            if name.startswith("--") and " " not in word and not self._knows(name):
+                self._refuse_flag(name)
         options, unknown = self.parse_known_args(argv)
         if not unknown:
             return options
         word = unknown[0].split("=")[0]
         if not word.startswith("-"):
             self.error(f"unexpected argument {word!r}")
-        if word == "--model":
+        self._refuse_flag(word)
+
+    def _knows(self, name: str) -> bool:
+        return name in self._option_string_actions
+
+    def _refuse_flag(self, name: str) -> NoReturn:
+        if name == "--model":
             self.error("the model is given without a flag, as in `pelton generate MODEL`")
-        self.error(f"unknown flag {word}{did_you_mean(word, self._option_string_actions)}")
+        self.error(f"unknown flag {name}{did_you_mean(name, self._option_string_actions)}")
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -99,13 +110,14 @@ def _action(hint: Any) -> dict[str, Any]:
     is_union = isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
     members = [m for m in typing.get_args(hint) if m is not type(None)] if is_union else [hint]
     for member in members:
+        if typing.get_origin(member) is dict:
+            return {"type": _json_object, "metavar": "JSON"}
+    for member in members:
         if typing.get_origin(member) is list:
             return {"action": "append", **_action(typing.get_args(member)[0])}
     (member,) = members
     if member is bool:
         return {"action": argparse.BooleanOptionalAction}
-    if typing.get_origin(member) is dict:
-        return {"type": _json_object, "metavar": "JSON"}
     converter, metavar = _CONVERTERS[member]
     return {"type": converter, "metavar": metavar}
 

@@ -17,25 +17,10 @@ from pelton.config.params import SamplingParams
 from pelton.errors import RequestError
 
 ENGINE_FIELDS = [name for name in field_names(EngineArgs) if name != "model"]
-SAMPLING_FIELDS = [
-    "max_tokens",
-    "min_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "logit_bias",
-    "allowed_token_ids",
-    "bad_words",
-    "seed",
-    "stop",
-    "stop_token_ids",
-    "ignore_eos",
-    "logprobs",
-]
+# Text is what the command is for, the engine makes bad_words_token_ids from bad_words, and the
+# others no version of this engine does.
+_NO_FLAGS = ("detokenize", "bad_words_token_ids", "best_of", "structured_outputs")
+SAMPLING_FIELDS = [name for name in field_names(SamplingParams) if name not in _NO_FLAGS]
 DEFAULT_MAX_TOKENS = 128
 
 # The engine has a `seed` of its own; on this command the word means the request's.
@@ -67,7 +52,11 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         defaults={"max_tokens": DEFAULT_MAX_TOKENS},
     )
     add_fields(parser, "engine", EngineArgs, _ENGINE_FLAGS)
-    return parser.parse(argv)
+    options = parser.parse(argv)
+    if not options.json:
+        for name in given(options, ("logprobs", "prompt_logprobs")):
+            parser.error(f"--{name.replace('_', '-')} is printed with --json alone; add --json")
+    return options
 
 
 def add_model(parser: Parser) -> None:
@@ -106,9 +95,8 @@ def run(options: argparse.Namespace) -> int:
     for number, output in enumerate(outputs, start=1):
         if options.json:
             print(json.dumps(output_json(output), ensure_ascii=False, allow_nan=False))
-        elif not output.error:
-            heading = f"[{number}] " if len(outputs) > 1 else ""
-            print(heading + output.outputs[0].text)
+        else:
+            _print_answers(output, str(number) if len(outputs) > 1 else "")
     num_prompt_tokens = sum(len(output.prompt_token_ids) for output in outputs)
     num_tokens = sum(len(c.token_ids) for output in outputs for c in output.outputs)
     seconds = end - loaded
@@ -119,6 +107,15 @@ def run(options: argparse.Namespace) -> int:
         file=sys.stderr,
     )
     return _report_errors(outputs)
+
+
+def _print_answers(output: Any, prompt: str) -> None:
+    """Each answer that did not fail, behind "[prompt.answer]" as far as there are several."""
+    for completion in output.outputs:
+        answer = str(completion.index + 1) if len(output.outputs) > 1 else ""
+        place = ".".join(filter(None, (prompt, answer)))
+        if completion.finish_reason != "error":
+            print((f"[{place}] " if place else "") + completion.text)
 
 
 def _report_errors(outputs: Sequence[Any]) -> int:
@@ -162,6 +159,7 @@ def output_json(output: Any) -> dict[str, Any]:
         "request_id": output.request_id,
         "prompt": output.prompt,
         "prompt_token_ids": _plain(output.prompt_token_ids),
+        "prompt_logprobs": _plain(output.prompt_logprobs),
         "outputs": completions,
         "finished": output.finished,
         "num_cached_tokens": output.num_cached_tokens,

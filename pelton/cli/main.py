@@ -25,7 +25,19 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs `pelton ARGV...` (default: the process's arguments) and returns its exit code."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        try:
+            return _dispatch(list(sys.argv[1:] if argv is None else argv))
+        finally:
+            # Here, not at the interpreter's exit, where nobody could catch what it raises.
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader of our output left (`| head`); Python would complain once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _dispatch(words: Sequence[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
         print(_usage(), file=sys.stdout if words else sys.stderr)
         return 0 if words else 2
@@ -48,9 +60,7 @@ def _run(module_name: str, argv: Sequence[str]) -> int:
         print("pelton: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # The reader of our output left (`| head`); Python would complain once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        raise
     except Exception as error:
         if options.debug:
             traceback.print_exc()

@@ -200,6 +200,7 @@ def _kv_cache(
         # More blocks than every row at full length needs would never be used.
         most = 1 + max_num_seqs * num_groups * -(-wanted_len // size)
         num_blocks = min(most, _affordable_blocks(checked, facts, dtype))
+    _refuse_more_than_memory(checked, facts, dtype)
     fits = (num_blocks - 1) // num_groups * size
     if args.max_model_len is not None and args.max_model_len > fits:
         raise ConfigError(
@@ -207,6 +208,25 @@ def _kv_cache(
             f"holds; lower max_model_len to {fits}, or {_larger_cache(checked, facts, dtype)}."
         )
     return num_blocks, min(wanted_len, fits)
+
+
+def _refuse_more_than_memory(checked: CheckedArgs, facts: DeviceFacts, dtype: str) -> None:
+    """A given size is not measured against what is free, but no device has more than it has. On a
+    CPU pages are handed out late, so that the process would be killed in the middle of its work."""
+    args, weights = checked.args, _weight_bytes(checked, dtype)
+    given, asked = "the weights alone", 0
+    if args.num_gpu_blocks_override is not None:
+        given = f"num_gpu_blocks_override={args.num_gpu_blocks_override}"
+        asked = args.num_gpu_blocks_override * kv_block_bytes(checked.model, args.block_size, dtype)
+    elif args.kv_cache_memory_bytes is not None:
+        given = f"kv_cache_memory_bytes={args.kv_cache_memory_bytes}"
+        asked = args.kv_cache_memory_bytes
+    if asked + weights > facts.total_bytes:
+        raise ConfigError(
+            f"{given}: {asked} bytes of KV cache and {weights} of weights are above the "
+            f"{facts.total_bytes} bytes of {facts.name}"
+            + ("; lower it." if asked else "; take a smaller model or dtype.")
+        )
 
 
 def _weight_bytes(checked: CheckedArgs, dtype: str) -> int:

@@ -103,6 +103,13 @@ def test_a_missing_key_is_named(make, key):
     ("changes", "says"),
     [
         ({"llama.block_count": "two"}, "llama.block_count must be an integer"),
+        (
+            {"llama.block_count": 10**9},
+            "llama.block_count must be an integer from 1 to 1024, got 1",
+        ),
+        ({"llama.embedding_length": 10**9}, "embedding_length must be .* to 131072, got 1"),
+        ({"llama.context_length": 10**9}, "context_length must be .* to 16777216, got 1"),
+        ({"llama.vocab_size": 10**9}, "vocab_size must be .* to 4194304, got 1"),
         ({"llama.attention.head_count": [4, 4]}, "llama.attention.head_count must be an integer"),
         ({"llama.attention.head_count_kv": 3}, "head_count_kv must be a divisor"),
         ({"llama.rope.freq_base": float("inf")}, "freq_base must be a finite"),

@@ -1,8 +1,10 @@
 import json
 
 import pytest
+import transformers
 from transformers import LlamaConfig
 
+from pelton.checkpoint.config_reader import ConfigReader
 from pelton.checkpoint.families.table import ARCHITECTURES, reader_of
 from pelton.checkpoint.hf_config import read_generation_defaults, read_model_config
 from pelton.checkpoint.source import resolve_checkpoint
@@ -306,3 +308,26 @@ def test_partial_rotation(read):
     for factor, rotary_dim in ((2.0, 32), (0.2, 3), (0.1, 1)):
         with pytest.raises(CheckpointError, match=f"={factor:g} rotates {rotary_dim} of head_dim"):
             read({**phi, "partial_rotary_factor": factor})
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_integer_has_a_limit_and_a_type(architecture):
+    """A size of 10**9 is refused by its name, its value and a limit, not by the allocator."""
+    family = architecture.removesuffix("ForCausalLM")
+    name = {"Gemma3": "Gemma3Text"}.get(family, family) + "Config"
+    values = getattr(transformers, name)().to_dict()
+    reader = ConfigReader(values, "config.json")
+    reader_of(architecture)(reader, "float32")
+    no_size = ("pretraining_tp", "query_pre_attn_scalar")
+    sizes = [
+        key
+        for key, value in values.items()
+        if type(value) is int and key in reader.read and key not in no_size
+    ]
+    assert len(sizes) >= 7
+    for key in sizes:
+        for wrong in (10**9, "64", 0.5, [1], True):
+            with pytest.raises(ConfigError) as error:
+                reader_of(architecture)(ConfigReader({**values, key: wrong}, "config.json"), "x")
+            assert key in str(error.value), (key, wrong)
+            assert str(wrong) in str(error.value), (key, wrong)

@@ -49,20 +49,24 @@ class StubLLM:
         return [self._answer(i, talk[-1]["content"]) for i, talk in enumerate(messages)]
 
     def _answer(self, index: int, prompt: str) -> Any:
-        completion = types.SimpleNamespace(
-            index=0,
-            text=prompt.upper(),
-            token_ids=[1, 2],
-            cumulative_logprob=np.float32(-0.5),
-            logprobs=[{7: Logprob(-math.inf, 1, "é")}],
-            finish_reason="stop",
-            stop_reason=None,
-        )
+        completions = [
+            types.SimpleNamespace(
+                index=number,
+                text=prompt.upper() + "!" * number,
+                token_ids=[1, 2],
+                cumulative_logprob=np.float32(-0.5),
+                logprobs=[{7: Logprob(-math.inf, 1, "é")}],
+                finish_reason="error" if number == 2 else "stop",
+                stop_reason=None,
+            )
+            for number in range(self.calls[-1][2].n)
+        ]
         return types.SimpleNamespace(
             request_id=str(index),
             prompt=prompt,
             prompt_token_ids=np.asarray([3, 4], np.int32),
-            outputs=[] if prompt == "bad" else [completion],
+            prompt_logprobs=[None, {4: Logprob(-1.0, 2, "x")}],
+            outputs=[] if prompt == "bad" else completions,
             finished=True,
             num_cached_tokens=0,
             error=RequestError("prompt is bad.", field="prompt") if prompt == "bad" else None,
@@ -115,6 +119,7 @@ def test_json_has_one_object_per_prompt(capsys: pytest.CaptureFixture[str]) -> N
         "request_id": "0",
         "prompt": "é",
         "prompt_token_ids": [3, 4],
+        "prompt_logprobs": [None, {"4": {"logprob": -1.0, "rank": 2, "decoded_token": "x"}}],
         "outputs": [
             {
                 "index": 0,
@@ -184,3 +189,56 @@ def test_a_prompt_is_required(capsys: pytest.CaptureFixture[str]) -> None:
         main(["generate"])
     assert stop.value.code == 2
     assert "--prompt" in capsys.readouterr().err
+
+
+def test_every_sampling_field_has_a_flag_or_a_reason() -> None:
+    words = "--json --n 2 --logprobs 1 --prompt-logprobs 3 --no-skip-special-tokens".split()
+    words += ["--include-stop-str-in-output", "--logits-processors", '{"a": {"x": 1}}']
+    words += ["--logit-bias", '{"5": -2}', "--bad-words", "no", "--stop-token-ids", "7"]
+    assert main(["generate", "--prompt", "a", *words]) == 0
+    params = StubLLM.made[0].calls[0][2]
+    assert (params.n, params.logprobs, params.prompt_logprobs) == (2, 1, 3)
+    assert (params.skip_special_tokens, params.include_stop_str_in_output) == (False, True)
+    assert params.logits_processors == {"a": {"x": 1}}
+    assert (params.logit_bias, params.bad_words) == ({5: -2.0}, ("no",))
+    assert params.stop_token_ids == (7,)
+
+
+def test_all_answers_are_printed_but_those_that_failed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["generate", "--n", "4", "--prompt", "a"]) == 0
+    assert capsys.readouterr().out == "[1] A\n[2] A!\n[4] A!!!\n"
+    assert main(["generate", "--n", "2", "--prompt", "a", "--prompt", "b"]) == 0
+    assert capsys.readouterr().out == "[1.1] A\n[1.2] A!\n[2.1] B\n[2.2] B!\n"
+
+
+@pytest.mark.parametrize("flag", ["--logprobs", "--prompt-logprobs"])
+def test_logprobs_need_json(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["generate", "--prompt", "a", flag, "1"])
+    assert stop.value.code == 2
+    assert f"{flag} is printed with --json alone; add --json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--promt", "a"], "unknown flag --promt; did you mean --prompt?"),
+        (["--promt=a"], "unknown flag --promt; did you mean --prompt?"),
+        (["--max_token", "3"], "unknown flag --max_token; did you mean --max-tokens?"),
+        (["--model", "m", "--prompt", "a"], "the model is given without a flag"),
+    ],
+)
+def test_a_mistyped_flag_is_named_before_what_is_missing(
+    words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["generate", *words])
+    assert stop.value.code == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_value_may_look_like_a_flag() -> None:
+    assert main(["generate", "--prompt=--x", "--prompt", "--a b"]) == 0
+    assert StubLLM.made[0].calls[0][1] == ["--x", "--a b"]

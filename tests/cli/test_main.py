@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import subprocess
 import sys
 import types
 from collections.abc import Callable
@@ -98,3 +100,19 @@ def test_debug_shows_the_traceback(
 def test_the_command_decides_the_exit_code(command: Callable[[Callable[[], int]], None]) -> None:
     command(lambda: 7)
     assert cli.main(["try"]) == 7
+
+
+@pytest.mark.parametrize("words", [["--help"], ["generate", "--help"], ["bench", "--help"]])
+def test_a_reader_that_left_is_no_fault(words: list[str]) -> None:
+    """`pelton --help | true`: a pipe that is closed before the first byte."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "pelton.cli.main", *words],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        check=False,
+    )
+    os.close(writer)
+    assert done.stderr == b""
+    assert done.returncode in (0, 1)  # argparse itself swallows the fault of a long text

@@ -209,6 +209,28 @@ def test_max_model_len_and_the_pool(checked):
     assert resolve(checked(**small, max_model_len=61), FACTS).max_model_len == 61
 
 
+@pytest.mark.parametrize("kind", ["cpu", "cuda", "fake"])
+def test_a_cache_above_the_devices_memory_is_refused(checked, kind):
+    facts = replace(FACTS, kind=kind)
+    block, weights = kv_block_bytes(MODEL, 16, "float32"), num_parameters(MODEL) * 4
+    most = (facts.total_bytes - weights) // block
+    assert resolve(checked(num_gpu_blocks_override=most), facts).cache.num_blocks == most
+    resolve(checked(kv_cache_memory_bytes=facts.total_bytes - weights), facts)
+    for name, above in (
+        ("num_gpu_blocks_override", most + 1),
+        ("kv_cache_memory_bytes", facts.total_bytes - weights + 1),
+        ("kv_cache_memory_bytes", 2**63 - 1),
+    ):
+        with pytest.raises(ConfigError, match=f"^{name}={above}: .* above the {2**34} bytes of a"):
+            resolve(checked(**{name: above}), facts)
+
+
+def test_weights_above_the_devices_memory_are_refused(checked):
+    model = replace(MODEL, vocab_size=2**22, hidden_size=2**14)
+    with pytest.raises(ConfigError, match=f"weights are above the {2**34} bytes of a chip"):
+        resolve(checked(model=model, num_gpu_blocks_override=50), FACTS)
+
+
 @pytest.mark.parametrize("field", ["kv_cache_memory_bytes", "gpu_memory_utilization"])
 @pytest.mark.parametrize("max_model_len", [None, 200])
 def test_the_value_in_the_error_works(checked, field, max_model_len):

@@ -5,6 +5,14 @@ from __future__ import annotations
 from typing import Any, cast
 
 from pelton.checkpoint.config_reader import ConfigReader
+from pelton.checkpoint.limits import (
+    MAX_HEAD_DIM,
+    MAX_HEADS,
+    MAX_HIDDEN,
+    MAX_INTERMEDIATE,
+    MAX_LAYERS,
+    MAX_VOCAB,
+)
 from pelton.config.model import LayerKind, RopeConfig, RopeKind
 from pelton.errors import CheckpointError, UnsupportedError
 
@@ -46,8 +54,8 @@ def refuse_softcaps(config: ConfigReader) -> None:
 def dimensions(config: ConfigReader, *, head_dim: int | None = None) -> dict[str, Any]:
     """The sizes of a decoder, as ModelConfig's fields. head_dim: the family's default, if it is not
     hidden_size / num_attention_heads."""
-    hidden_size = config.integer("hidden_size")
-    num_heads = config.integer("num_attention_heads")
+    hidden_size = config.integer("hidden_size", high=MAX_HIDDEN)
+    num_heads = config.integer("num_attention_heads", high=MAX_HEADS)
     num_kv_heads = config.integer("num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
         raise config.wrong("num_key_value_heads", f"a divisor of num_attention_heads={num_heads}")
@@ -58,17 +66,17 @@ def dimensions(config: ConfigReader, *, head_dim: int | None = None) -> dict[str
                 f"a divisor of hidden_size={hidden_size} (head_dim is absent)",
             )
         head_dim = hidden_size // num_heads
-    head_dim = config.integer("head_dim", head_dim)
+    head_dim = config.integer("head_dim", head_dim, high=MAX_HEAD_DIM)
     if head_dim % 2:
         raise CheckpointError(f"{config.where}: head_dim must be even, got {head_dim}.")
     return {
         "hidden_size": hidden_size,
-        "intermediate_size": config.integer("intermediate_size"),
-        "num_layers": config.integer("num_hidden_layers"),
+        "intermediate_size": config.integer("intermediate_size", high=MAX_INTERMEDIATE),
+        "num_layers": config.integer("num_hidden_layers", high=MAX_LAYERS),
         "num_heads": num_heads,
         "num_kv_heads": num_kv_heads,
         "head_dim": head_dim,
-        "vocab_size": config.integer("vocab_size"),
+        "vocab_size": config.integer("vocab_size", high=MAX_VOCAB),
         "rms_norm_eps": config.number("rms_norm_eps"),
         "max_position": config.integer("max_position_embeddings"),
     }
