@@ -15,7 +15,16 @@ def _layers_elements(c: ModelConfig) -> int:
     sparse = 3 * c.hidden_size * c.moe_intermediate_size * c.experts_per_token
     router = c.num_experts * c.hidden_size
     mlps = (sparse + router if c.is_sparse(i) else dense for i in range(c.num_layers))
-    return c.num_layers * attention + sum(mlps)
+    recurrent = 0
+    if c.mamba2 is not None:
+        recurrent = c.hidden_size * (c.mamba2.projected_size + c.mamba2.inner_size)
+    num_attention = _num_attention_layers(c)
+    mixers = num_attention * attention + (c.num_layers - num_attention) * recurrent
+    return mixers + sum(mlps)
+
+
+def _num_attention_layers(c: ModelConfig) -> int:
+    return c.num_layers - c.layer_kinds.count("recurrent")
 
 
 def weight_bytes(config: ModelConfig, dtype: str) -> int:
@@ -26,8 +35,8 @@ def weight_bytes(config: ModelConfig, dtype: str) -> int:
 
 
 def kv_bytes(config: ModelConfig, dtype: str, num_tokens: int) -> int:
-    """Bytes of keys and values of `num_tokens` tokens, over all layers."""
-    per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim
+    """Bytes of keys and values of `num_tokens` tokens, over all attention layers."""
+    per_token = 2 * _num_attention_layers(config) * config.num_kv_heads * config.head_dim
     return num_tokens * per_token * ELEMENT_BYTES[dtype]
 
 
@@ -42,9 +51,9 @@ def decode_bytes(
 
 def prefill_flops(config: ModelConfig, *, batch_size: int, input_len: int) -> float:
     """Operations (a multiply-add counts two) of a prefill: products of all tokens, causal
-    attention, and the head for each row's last token."""
+    attention, and the head for each row's last token; recurrences are left out."""
     products = 2 * _layers_elements(config) * input_len
     pairs = input_len * (input_len + 1) / 2
-    attention = 4 * config.num_layers * config.num_heads * config.head_dim * pairs
+    attention = 4 * _num_attention_layers(config) * config.num_heads * config.head_dim * pairs
     head = 2 * config.vocab_size * config.hidden_size
     return batch_size * (products + attention + head)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-LayerKind = Literal["full", "window"]
+LayerKind = Literal["full", "window", "recurrent"]
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RopeConfig:
-    """Rotary position embedding. Source: arXiv 2104.09864; `llama3` scaling: Llama 3.1's config."""
+    """Rotary position embedding. Source: arXiv 2104.09864; `llama3` scaling: Llama 3.1's config.
+    A rotary_dim of 0 rotates nothing: layers without positions (NoPE)."""
 
     rotary_dim: int
     theta: float
@@ -20,6 +22,38 @@ class RopeConfig:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_position: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mamba2Config:
+    """The recurrent layers of Mamba 2, all alike. Source: arXiv 2405.21060.
+
+    num_heads x head_dim channels, each with a state of state_size numbers; num_groups groups of
+    heads, each with keys and queries (B and C) of its own. conv_width: tokens that the convolution
+    before the recurrence sees. dt_limits: least and greatest time step.
+    """
+
+    num_heads: int
+    head_dim: int
+    num_groups: int
+    state_size: int
+    conv_width: int
+    conv_bias: bool = True
+    proj_bias: bool = False
+    dt_limits: tuple[float, float] = (0.0, math.inf)
+
+    @property
+    def inner_size(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def conv_channels(self) -> int:
+        return self.inner_size + 2 * self.num_groups * self.state_size
+
+    @property
+    def projected_size(self) -> int:
+        """Rows of the input product: gate, convolved channels, time steps."""
+        return self.inner_size + self.conv_channels + self.num_heads
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,12 +67,14 @@ class ModelConfig:
     What some families add, each off by default:
     attention_bias: of the query, key, value and output products; qkv_bias: of the first three.
     qk_norm: an RMS norm over each query and key head, before rotation.
-    layer_kinds: per layer, () = all "full"; "window" layers see `window` tokens, the query's too.
+    layer_kinds: per layer, () = all "full"; "window" layers see `window` tokens, the query's too;
+        "recurrent" layers have no attention, mamba2 says what they are.
     local_rope: rotation of the "window" layers, where it is another.
     attention_scale: factor on scores, None = head_dim ** -0.5.
     attention_softcap, final_softcap: c, where scores or logits x become c * tanh(x / c).
     post_norms: an RMS norm also behind attention and feed-forward network, before they are added.
-    embedding_multiplier: factor on token embeddings.
+    embedding_multiplier: factor on token embeddings. residual_multiplier: factor on what a layer
+        adds to the residual stream. logits_divisor: what logits are divided by.
     num_experts: of a sparse layer's feed-forward network, of which a token uses experts_per_token,
         each moe_intermediate_size wide; 0 = all layers are dense. sparse_layers: per layer, () =
         all. norm_topk_prob: the weights of a token's experts sum to one. router_bias, expert_bias:
@@ -80,6 +116,9 @@ class ModelConfig:
     expert_bias: bool = False
     swiglu_limit: float | None = None
     swiglu_alpha: float = 1.0
+    residual_multiplier: float = 1.0
+    logits_divisor: float = 1.0
+    mamba2: Mamba2Config | None = None
 
     def layer_kind(self, index: int) -> LayerKind:
         return self.layer_kinds[index] if self.layer_kinds else "full"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from pelton.batch.input_batch import InputBatch
+from pelton.batch.recurrent_states import RecurrentStates
 from pelton.core.descriptor import Descriptor, dispatch
 from pelton.device.protocol import Device
 from pelton.forward.stages import Stage
@@ -39,6 +40,9 @@ def allocate_buffers(
                 widths.attention,
                 widths.gate_up,
                 widths.activation,
+                widths.projected,
+                widths.convolved,
+                widths.scanned,
             )
         )
     )
@@ -60,6 +64,7 @@ class EagerExecutor:
         stage: Stage,
         buffers: StepBuffers,
         kv: Sequence[torch.Tensor],
+        states: RecurrentStates,
         communicator: Communicator,
         choose: Callable[[Descriptor], Descriptor] = as_live,
     ) -> None:
@@ -71,6 +76,7 @@ class EagerExecutor:
         self._stage = stage
         self._buffers = buffers
         self._kv = tuple(kv)
+        self._states = states
         self._communicator = communicator
 
     def prepare(self, batch: InputBatch) -> Prepared:
@@ -82,6 +88,7 @@ class EagerExecutor:
             ropes=inputs.ropes,
             metadata=inputs.metadata,
             kv=self._kv,
+            states=self._states,
             communicator=self._communicator,
         )
         return Prepared(batch, ctx)

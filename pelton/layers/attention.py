@@ -49,6 +49,7 @@ class SelfAttention:
             unit=head_dim,
             has_bias=config.attention_bias,
             post_norm_eps=config.rms_norm_eps if config.post_norms else None,
+            multiplier=config.residual_multiplier,
         )
         self.norms: dict[str, Parameter] = {}
         if config.qk_norm:
@@ -91,6 +92,13 @@ class SelfAttention:
             window=self.window,
             sharding=(self._build.rank, self._build.size),
         )
+
+    def widths(self) -> dict[str, int]:
+        """Columns that this layer needs of step buffers, by name."""
+        return {
+            "qkv": self.qkv.out_features,
+            "attention": self.num_heads * self._signature.head_dim,
+        }
 
     def bind(self) -> None:
         self.qkv.bind()

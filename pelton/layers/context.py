@@ -9,7 +9,9 @@ from typing import Protocol
 import torch
 
 from pelton.attention.backend import AttentionBackend
+from pelton.batch.recurrent_states import RecurrentStates
 from pelton.ops.paged_attention import AttentionMetadata
+from pelton.ops.recurrent import RecurrentMetadata
 
 
 class Communicator(Protocol):
@@ -59,20 +61,25 @@ class BuildContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Widths:
-    """Columns of the step buffers, the same for all layers of a model, on this rank."""
+    """Columns of the step buffers, the same for all layers of a model, on this rank; 0 for what no
+    layer uses."""
 
     hidden: int
     qkv: int
     attention: int
     gate_up: int
     activation: int
+    projected: int = 0
+    convolved: int = 0
+    scanned: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class StepBuffers:
     """Fixed device memory that a forward pass works in; each [tokens, its width].
 
-    hidden: the residual stream. Layers overwrite the others in turn.
+    hidden: the residual stream. Layers overwrite the others in turn. projected, convolved, scanned:
+    what recurrent layers make of it, one after the other.
     """
 
     hidden: torch.Tensor
@@ -80,6 +87,9 @@ class StepBuffers:
     attention: torch.Tensor
     gate_up: torch.Tensor
     activation: torch.Tensor
+    projected: torch.Tensor
+    convolved: torch.Tensor
+    scanned: torch.Tensor
 
     def first(self, num_tokens: int) -> StepBuffers:
         """Views of the first num_tokens rows."""
@@ -89,6 +99,9 @@ class StepBuffers:
             self.attention[:num_tokens],
             self.gate_up[:num_tokens],
             self.activation[:num_tokens],
+            self.projected[:num_tokens],
+            self.convolved[:num_tokens],
+            self.scanned[:num_tokens],
         )
 
 
@@ -103,11 +116,12 @@ class RopeTensors:
 @dataclass(slots=True, kw_only=True)
 class StepContext:
     """`ctx`: one forward pass. ropes: one per rotary table of the model. Per layer: kv, its pool;
-    metadata, that of its KV group."""
+    metadata, that of its KV group, or that of all recurrent layers. states: of recurrent layers."""
 
     num_tokens: int
     buffers: StepBuffers
     ropes: Sequence[RopeTensors]
-    metadata: Sequence[AttentionMetadata]
+    metadata: Sequence[AttentionMetadata | RecurrentMetadata]
     kv: Sequence[torch.Tensor]
+    states: RecurrentStates
     communicator: Communicator = field(default_factory=OneRank)

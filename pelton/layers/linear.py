@@ -63,7 +63,8 @@ class NormLinear:
 
 
 class LinearAdd:
-    """residual += x @ W.T + b, input columns cut over the ranks; partial sums are all-reduced.
+    """residual += multiplier * (x @ W.T + b), input columns cut over the ranks; partial sums are
+    all-reduced.
 
     post_norm_eps: of an RMS norm over the product before it is added, or None.
     """
@@ -77,9 +78,11 @@ class LinearAdd:
         unit: int,
         has_bias: bool,
         post_norm_eps: float | None = None,
+        multiplier: float = 1.0,
     ) -> None:
         part = shard((out_features, in_features), build.rank, build.size, dim=1, unit=unit)
-        self._is_one_call = build.size == 1 and post_norm_eps is None
+        self._is_one_call = build.size == 1 and post_norm_eps is None and multiplier == 1.0
+        self._multiplier = multiplier
         self._post_norm_eps = post_norm_eps
         self.post_norm = None if post_norm_eps is None else vector(build, out_features)
         self._signature = ProductSignature(
@@ -118,7 +121,7 @@ class LinearAdd:
         if self.post_norm is not None:
             shape = (partial.shape[1],)
             partial = F.rms_norm(partial, shape, self.post_norm.tensor, self._post_norm_eps)
-        residual.add_(partial)
+        residual.add_(partial, alpha=self._multiplier)
 
     def parameters(self, name: str, post_norm_name: str = "") -> dict[str, Parameter]:
         named = _named(name, self.weight, self.bias)

@@ -34,6 +34,7 @@ class GatedMLP:
             unit=1,
             has_bias=config.mlp_bias,
             post_norm_eps=config.rms_norm_eps if config.post_norms else None,
+            multiplier=config.residual_multiplier,
         )
 
     def bind(self) -> None:

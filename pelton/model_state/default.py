@@ -1,4 +1,4 @@
-"""Inputs beside token ids that a plain decoder needs: rotary tables and attention metadata."""
+"""Inputs beside token ids that a decoder needs: rotary tables, attention and recurrent metadata."""
 
 from __future__ import annotations
 
@@ -9,27 +9,33 @@ import torch
 
 from pelton.attention.backend import AttentionBackend
 from pelton.batch.input_batch import InputBatch
+from pelton.batch.recurrent_states import RecurrentStates
 from pelton.config.model import ModelConfig
 from pelton.core.kv.spec import KVGroup
 from pelton.device.protocol import Device
 from pelton.layers.context import RopeTensors
 from pelton.layers.rope import rope_tables
 from pelton.ops.paged_attention import AttentionMetadata
+from pelton.ops.recurrent import RecurrentMetadata, prepare, row_groups
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInputs:
     """ropes: one per rotary table. metadata: per layer, the same object for all layers of a KV
-    group."""
+    group, and for all recurrent layers."""
 
     ropes: tuple[RopeTensors, ...]
-    metadata: tuple[AttentionMetadata, ...]
+    metadata: tuple[AttentionMetadata | RecurrentMetadata, ...]
 
 
 class DefaultModelState:
     """Decoders with rotary tables: the model's, and that of its window layers where it is another.
 
     Tables: cos [max_model_len, rotary_dim], sin [max_model_len, rotary_dim / 2].
+
+    Args:
+        groups: those with block tables.
+        states: of the recurrent layers, if there are any.
     """
 
     def __init__(
@@ -38,6 +44,7 @@ class DefaultModelState:
         config: ModelConfig,
         backend: AttentionBackend,
         groups: Sequence[KVGroup],
+        states: RecurrentStates,
         *,
         dtype: torch.dtype,
         max_tokens: int,
@@ -46,8 +53,11 @@ class DefaultModelState:
         self._device = device
         self._backend = backend
         self._groups = tuple(groups)
-        group_of = {layer: group.index for group in groups for layer in group.layers}
-        self._group_of_layer = [group_of[layer] for layer in range(len(group_of))]
+        # The index of a layer's metadata: its group's, or behind them that of recurrent layers.
+        at = {layer: group.index for group in groups for layer in group.layers}
+        at |= dict.fromkeys(states.layer_indices, len(self._groups))
+        self._metadata_of_layer = [at[layer] for layer in range(len(at))]
+        self._ring = states.ring if states.layer_indices else 0
         self._dtype = dtype
         self._tables: list[torch.Tensor] = []
         self._gathered: list[torch.Tensor] = []
@@ -62,17 +72,31 @@ class DefaultModelState:
         num_tokens = batch.descriptor.num_tokens
         gathered = [tensor[:num_tokens] for tensor in self._gathered]
         self._device.launch(self._gather, batch.inputs.positions, gathered)
-        by_group = [
+        metadata: list[AttentionMetadata | RecurrentMetadata] = [
             self._backend.metadata(self._device, batch, group, self._dtype)
             for group in self._groups
         ]
+        if self._ring:
+            metadata.append(self._recurrent(batch))
         return ModelInputs(
             tuple(
                 RopeTensors(cos[:, None], sin[:, None])
                 for cos, sin in zip(gathered[::2], gathered[1::2], strict=True)
             ),
-            tuple(by_group[group] for group in self._group_of_layer),
+            tuple(metadata[at] for at in self._metadata_of_layer),
         )
+
+    def _recurrent(self, batch: InputBatch) -> RecurrentMetadata:
+        meta = RecurrentMetadata(
+            idx_mapping=batch.step.idx_mapping,
+            query_start_loc=batch.step.query_start_loc,
+            seq_lens=batch.inputs.seq_lens,
+            groups=row_groups(batch.query_len_np),
+            num_tokens=batch.num_tokens,
+            ring=self._ring,
+        )
+        self._device.launch(prepare, meta)
+        return meta
 
     def _gather(self, positions: torch.Tensor, gathered: Sequence[torch.Tensor]) -> None:
         for table, out in zip(self._tables, gathered, strict=True):

@@ -1,4 +1,5 @@
-"""A decoder of attention and feed-forward layers: what most families are, as ModelConfig says.
+"""A decoder of attention or recurrent layers and feed-forward ones: what most families are, as
+ModelConfig says.
 
 A family is a subclass with its weight names; where its arithmetic is another, it says so in its own
 file.
@@ -7,6 +8,7 @@ file.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -19,26 +21,33 @@ from pelton.layers.attention import SelfAttention
 from pelton.layers.context import BuildContext, Communicator, StepContext, Widths
 from pelton.layers.embedding import Embedding, Head
 from pelton.layers.linear import vector
+from pelton.layers.mamba2 import Mamba2
 from pelton.layers.mlp import GatedMLP
 from pelton.layers.moe import SparseMLP
 from pelton.layers.parameter import Parameter
 
 
 class DecoderLayer:
+    """mixer: where tokens see others; then a feed-forward network."""
+
     def __init__(self, build: BuildContext, config: ModelConfig, index: int) -> None:
-        self.attention = SelfAttention(build, config, index)
+        self.mixer: SelfAttention | Mamba2
+        if config.layer_kind(index) == "recurrent":
+            self.mixer = Mamba2(build, config, index)
+        else:
+            self.mixer = SelfAttention(build, config, index)
         self.mlp = SparseMLP(build, config) if config.is_sparse(index) else GatedMLP(build, config)
 
     def bind(self) -> None:
-        self.attention.bind()
+        self.mixer.bind()
         self.mlp.bind()
 
     def run(self, ctx: StepContext) -> None:
-        self.attention.run(ctx)
+        self.mixer.run(ctx)
         self.mlp.run(ctx)
 
     def parameters(self, prefix: str) -> dict[str, Parameter]:
-        return {**self.attention.parameters(prefix), **self.mlp.parameters(prefix)}
+        return {**self.mixer.parameters(prefix), **self.mlp.parameters(prefix)}
 
 
 class Decoder:
@@ -71,18 +80,21 @@ class Decoder:
         self.output.bind()
 
     def kv_layers(self, block_size: int) -> list[LayerKV]:
-        return [layer.attention.kv_spec(block_size) for layer in self.layers]
+        return [layer.mixer.kv_spec(block_size) for layer in self.layers]
 
     def widths(self) -> Widths:
-        layer = self.layers[0]
         gate_up = max(layer.mlp.gate_up_width for layer in self.layers)
-        return Widths(
+        widths = Widths(
             hidden=self.config.hidden_size,
-            qkv=layer.attention.qkv.out_features,
-            attention=layer.attention.num_heads * self.config.head_dim,
+            qkv=0,
+            attention=0,
             gate_up=gate_up,
             activation=gate_up // 2,
         )
+        # Layers of one kind are alike.
+        for mixer in {type(layer.mixer): layer.mixer for layer in self.layers}.values():
+            widths = replace(widths, **mixer.widths())
+        return widths
 
     def embed(self, ids: torch.Tensor, out: torch.Tensor, communicator: Communicator) -> None:
         self.embedding.run(ids, out, communicator)
@@ -106,6 +118,8 @@ class Decoder:
         shape = (self.config.hidden_size,)
         normed = F.rms_norm(hidden, shape, self.norm.tensor, self.config.rms_norm_eps)
         self.output.run(normed, out)
+        if self.config.logits_divisor != 1.0:
+            out.div_(self.config.logits_divisor)
         softcap = self.config.final_softcap
         if softcap is not None:
             out.div_(softcap).tanh_().mul_(softcap)

@@ -3,6 +3,8 @@
 MODELS: dict[str, str] = {
     "Gemma2ForCausalLM": "pelton.models.gemma2:Gemma2",
     "Gemma3ForCausalLM": "pelton.models.gemma3:Gemma3",
+    "GraniteForCausalLM": "pelton.models.granite:Granite",
+    "GraniteMoeHybridForCausalLM": "pelton.models.granite_hybrid:GraniteHybrid",
     "LlamaForCausalLM": "pelton.models.llama:Llama",
     "MinistralForCausalLM": "pelton.models.ministral:Ministral",
     "MistralForCausalLM": "pelton.models.mistral:Mistral",

@@ -15,6 +15,7 @@ from pelton.batch.block_tables import BlockTables
 from pelton.batch.builder import BatchBuilder
 from pelton.batch.input_buffers import InputBuffers
 from pelton.batch.participant import StepParticipant
+from pelton.batch.recurrent_states import RecurrentStates
 from pelton.batch.row_state import RowState
 from pelton.batch.staged import Staging
 from pelton.config.engine import EngineConfig
@@ -86,6 +87,10 @@ def assemble(
     layers = model.kv_layers(config.cache.block_size)
     groups = group_layers(layers, config.cache.checkpoint_interval)
     tabled = with_tables(groups)
+    has_states = any(layer.recurrent is not None for layer in layers)
+    assert not has_states or not config.cache.enable_prefix_caching or len(tabled) < len(groups), (
+        "a prefix hit would begin without recurrent state"
+    )
     max_logprobs = min(config.max_logprobs, config.model.vocab_size)
 
     # Everything that is staged declares itself before the staging area gets its addresses.
@@ -133,12 +138,14 @@ def assemble(
     participants.append(prompt_logprobs)
 
     kv = allocate_kv(device, backend, layers, config.cache.num_blocks)
-    zeroing.pools = kv
+    zeroing.pools = [pool for pool in kv if len(pool)]
+    states = RecurrentStates(device, layers, num_rows=rows.num_rows, num_drafts=num_drafts)
     model_state = DefaultModelState(
         device,
         config.model,
         backend,
         tabled,
+        states,
         dtype=dtype,
         max_tokens=max_tokens,
         max_model_len=config.max_model_len,
@@ -156,6 +163,7 @@ def assemble(
         stage,
         allocate_buffers(device, model.widths(), max_tokens, dtype),
         kv,
+        states,
         communicator or OneRank(),
         choose,
     )

@@ -12,7 +12,7 @@ from pelton.config.model import ModelConfig
 from pelton.config.scheduler import SchedulerConfig
 from pelton.config.speculation import SpeculationConfig
 from pelton.core.kv.groups import block_bytes, group_layers, smallest_reusable_prefix
-from pelton.core.kv.spec import LayerKV, page_bytes_of, scale_dtype_of
+from pelton.core.kv.spec import LayerKV, mamba2_state, page_bytes_of, scale_dtype_of
 from pelton.errors import ConfigError
 from pelton.setup.check import KV_CODES, CheckedArgs
 
@@ -29,13 +29,32 @@ def num_parameters(model: ModelConfig) -> int:
     """Elements of all weights, from the configuration alone."""
     query, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
     hidden = model.hidden_size
-    attention = hidden * (query + 2 * kv) + query * hidden
     has_qkv_bias = model.attention_bias or model.qkv_bias
-    biases = has_qkv_bias * (query + 2 * kv) + model.attention_bias * hidden
-    norms = (4 if model.post_norms else 2) * hidden + 2 * model.qk_norm * model.head_dim
+    attention = (
+        hidden * (query + 2 * kv)
+        + query * hidden
+        + has_qkv_bias * (query + 2 * kv)
+        + model.attention_bias * hidden
+        + 2 * model.qk_norm * model.head_dim
+    )
+    norms = (4 if model.post_norms else 2) * hidden
     embeddings = model.vocab_size * hidden * (1 if model.tie_word_embeddings else 2)
     mlps = sum(_mlp_parameters(model, model.is_sparse(i)) for i in range(model.num_layers))
-    return model.num_layers * (attention + biases + norms) + mlps + embeddings + hidden
+    num_recurrent = model.layer_kinds.count("recurrent")
+    mixers = (model.num_layers - num_recurrent) * attention
+    mixers += num_recurrent * _recurrent_parameters(model)
+    return mixers + mlps + model.num_layers * norms + embeddings + hidden
+
+
+def _recurrent_parameters(model: ModelConfig) -> int:
+    """Elements of a recurrent layer, without the norm before it."""
+    mamba, hidden = model.mamba2, model.hidden_size
+    if mamba is None:
+        return 0
+    products = hidden * (mamba.projected_size + mamba.inner_size)
+    biases = mamba.proj_bias * (mamba.projected_size + hidden)
+    convolution = mamba.conv_channels * (mamba.conv_width + mamba.conv_bias)
+    return products + biases + convolution + 3 * mamba.num_heads + mamba.inner_size
 
 
 def _mlp_parameters(model: ModelConfig, is_sparse: bool) -> int:
@@ -48,32 +67,43 @@ def _mlp_parameters(model: ModelConfig, is_sparse: bool) -> int:
     return model.num_experts * (expert + hidden + model.router_bias)
 
 
-def kv_layers(model: ModelConfig, block_size: int, dtype: str) -> list[LayerKV]:
-    """What the model's layers will ask of the KV cache, whose element type is `dtype`."""
-    page_bytes = page_bytes_of(
-        dtype,
-        block_size=block_size,
+def kv_layers(
+    model: ModelConfig, block_size: int, dtype: str, *, state_dtype: str = "float32"
+) -> list[LayerKV]:
+    """What the model's layers will ask of the KV cache, whose element type is `dtype`.
+    state_dtype: the model's own, in which recurrent layers remember their last inputs."""
+    state = None if model.mamba2 is None else mamba2_state(model.mamba2, state_dtype)
+    attention = LayerKV(
+        index=0,
         num_kv_heads=model.num_kv_heads,
         head_dim=model.head_dim,
-    )
-    windows = [
-        model.window if model.layer_kind(index) == "window" else None
-        for index in range(model.num_layers)
-    ]
-    return [
-        LayerKV(
-            index=index,
+        block_size=block_size,
+        page_bytes=page_bytes_of(
+            dtype,
+            block_size=block_size,
             num_kv_heads=model.num_kv_heads,
             head_dim=model.head_dim,
+        ),
+        dtype=dtype,
+        scale_dtype=scale_dtype_of(dtype),
+    )
+    layers = {
+        "full": attention,
+        "window": attention
+        if model.window is None
+        else replace(attention, kind="window", window=model.window),
+        "recurrent": LayerKV(
+            index=0,
+            num_kv_heads=0,
+            head_dim=0,
             block_size=block_size,
-            page_bytes=page_bytes,
-            dtype=dtype,
-            scale_dtype=scale_dtype_of(dtype),
-            kind="full" if window is None else "window",
-            window=window,
-        )
-        for index, window in enumerate(windows)
-    ]
+            page_bytes=0,
+            dtype=state_dtype,
+            kind="recurrent",
+            recurrent=state,
+        ),
+    }
+    return [replace(layers[model.layer_kind(i)], index=i) for i in range(model.num_layers)]
 
 
 def kv_block_bytes(model: ModelConfig, block_size: int, dtype: str) -> int:
@@ -110,7 +140,8 @@ def resolve(checked: CheckedArgs, facts: DeviceFacts) -> EngineConfig:
             block_size=args.block_size,
             num_blocks=num_blocks,
             dtype=_kv_dtype(args, dtype),
-            enable_prefix_caching=args.enable_prefix_caching,
+            # A hit would begin without the state of recurrent layers.
+            enable_prefix_caching=args.enable_prefix_caching and model.mamba2 is None,
         ),
         scheduler=SchedulerConfig(
             max_num_seqs=max_num_seqs,

@@ -14,6 +14,7 @@ from support.tiny import TinyEngine, tiny_llama
 from pelton.attention.invariant_backend import InvariantBackend
 from pelton.batch.derive import DerivedBatches, RowMap, token_range
 from pelton.batch.input_batch import InputBatch, PartOf
+from pelton.batch.recurrent_states import RecurrentStates
 from pelton.batch.staged import StagedStep
 from pelton.core.kv.groups import group_layers
 from pelton.device.fake import FakeDevice
@@ -188,18 +189,20 @@ def test_layers_on_two_halves_equal_layers_on_the_whole(cuts):
         kv = allocate_kv(device, backend, layers, 40)
         for pool, values in zip(kv, earlier):
             device.copy_to_device(pool, values)
+        states = RecurrentStates(device, layers, num_rows=1, num_drafts=0)
         state = DefaultModelState(
             device,
             engine.config.model,
             backend,
             group_layers(layers),
+            states,
             dtype=torch.float32,
             max_tokens=64,
             max_model_len=64,
         )
         buffers = allocate_buffers(device, model.widths(), 64, torch.float32)
         executor = EagerExecutor(
-            device, model, state, WholeModel(device, model), buffers, kv, OneRank()
+            device, model, state, WholeModel(device, model), buffers, kv, states, OneRank()
         )
         hidden = []
         for piece in pieces:

@@ -17,9 +17,23 @@ from pelton.models.table import MODELS
 HALF = (("rope_type", "default"), ("rope_theta", 500.0), ("partial_rotary_factor", 0.5))
 GEMMA = {"initializer_range": 0.2, "sliding_window": 128, "query_pre_attn_scalar": 16}
 LAYERS = ("sliding_attention", "full_attention")
+GRANITE_LAYERS = ("linear_attention", "full_attention", "linear_attention")
+GRANITE = {
+    "num_hidden_layers": 3,
+    "layer_types": GRANITE_LAYERS,
+    "num_local_experts": 0,
+    "shared_intermediate_size": 80,
+    "mamba_n_heads": 6,
+    "mamba_d_head": 16,
+    "mamba_d_state": 5,
+    "mamba_n_groups": 2,
+    "attention_multiplier": 0.25,
+}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Gemma2ForCausalLM": ("Gemma2", {**GEMMA, "attn_logit_softcapping": 2.0}),
     "Gemma3ForCausalLM": ("Gemma3Text", {**GEMMA, "sliding_window": 9, "layer_types": LAYERS}),
+    "GraniteForCausalLM": ("Granite", {"attention_multiplier": 0.25}),
+    "GraniteMoeHybridForCausalLM": ("GraniteMoeHybrid", GRANITE),
     "MinistralForCausalLM": ("Ministral", {"sliding_window": 9, "layer_types": LAYERS}),
     "MistralForCausalLM": ("Mistral", {"sliding_window": 9}),
     "Phi3ForCausalLM": ("Phi3", {"hidden_size": 64, "rope_parameters": HALF}),
@@ -30,6 +44,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {"moe_intermediate_size": 20, "num_experts": 6, "num_experts_per_tok": 2},
     ),
 }
+# Their recurrent state is not kept for prefix hits yet.
+WITHOUT_HITS = {"GraniteMoeHybridForCausalLM"}
 BACKENDS = {
     "torch": {"attention_backend": "torch"},
     "invariant": {"attention_backend": "invariant", "batch_invariant": True},
@@ -89,7 +105,8 @@ def test_prefix_hits(family, backend):
         engine.run()
         name = engine.add(PROMPTS[3], seeded(), seed=4)
         outcome = engine.run()[name]
-        assert outcome.request.num_cached_tokens == hit // 4 * 4
+        expected_hit = 0 if family in WITHOUT_HITS else hit // 4 * 4
+        assert outcome.request.num_cached_tokens == expected_hit
         expected = plain_tokens(PROMPTS[3], seeded(), seed=4, folder=folder_of(family))
         assert outcome.token_ids == expected
 

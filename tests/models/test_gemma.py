@@ -67,7 +67,7 @@ def test_the_ladder_shows_what_runs():
     for key, cap in (("with", 50.0), ("without", None)):
         folder = tiny_model("Gemma2", **BASE, attn_logit_softcapping=cap)
         layers = TinyEngine(folder).worker.model.layers
-        names[key] = {layer.attention.attend.names for layer in layers}
+        names[key] = {layer.mixer.attend.names for layer in layers}
     assert names == {"with": {("masked",)}, "without": {("sdpa",)}}
 
 

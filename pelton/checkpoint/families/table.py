@@ -11,6 +11,8 @@ from pelton.config.model import ModelConfig
 ARCHITECTURES: dict[str, str] = {
     "Gemma2ForCausalLM": "pelton.checkpoint.families.gemma:read_gemma2",
     "Gemma3ForCausalLM": "pelton.checkpoint.families.gemma:read_gemma3",
+    "GraniteForCausalLM": "pelton.checkpoint.families.granite:read_granite",
+    "GraniteMoeHybridForCausalLM": "pelton.checkpoint.families.granite:read_granite_hybrid",
     "LlamaForCausalLM": "pelton.checkpoint.families.llama:read_llama",
     "MinistralForCausalLM": "pelton.checkpoint.families.ministral:read_ministral",
     "MistralForCausalLM": "pelton.checkpoint.families.mistral:read_mistral",

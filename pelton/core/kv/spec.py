@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from pelton.config.model import Mamba2Config
+
 _DTYPE_BYTES = {
     "float64": 8,
     "float32": 4,
@@ -45,6 +47,20 @@ class RecurrentSpec:
     def state_bytes(self) -> int:
         """Of both, rounded up so that states may lie one behind the other."""
         return -(-(self.ssm_bytes + self.conv_bytes) // _ALIGNMENT) * _ALIGNMENT
+
+
+def mamba2_state(config: Mamba2Config, dtype: str, *, num_ranks: int = 1) -> RecurrentSpec:
+    """On one of num_ranks ranks; the recurrence counts in float32, or float64 for float64. With
+    fewer groups than ranks a group stands on several."""
+    num_heads = config.num_heads // num_ranks
+    num_groups = max(config.num_groups // num_ranks, 1)
+    channels = num_heads * config.head_dim + 2 * num_groups * config.state_size
+    return RecurrentSpec(
+        ssm_shape=(num_heads, config.head_dim, config.state_size),
+        ssm_dtype="float64" if dtype == "float64" else "float32",
+        conv_shape=(config.conv_width - 1, channels),
+        conv_dtype=dtype,
+    )
 
 
 def scale_dtype_of(dtype: str) -> str | None:
