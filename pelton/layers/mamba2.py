@@ -158,9 +158,9 @@ class Mamba2:
         self.project.run(num_tokens, buffers.hidden, buffers.projected, buffers.projected)
         inner, channels = self._sizes[0], sum(self._sizes)
         num_heads = buffers.projected.shape[1] - inner - channels
-        gate, mixed, dt = buffers.projected.split([inner, channels, num_heads], dim=1)
+        gate, mixed, dt = torch.split(buffers.projected, [inner, channels, num_heads], dim=1)
         self.convolve(num_tokens, mixed, states.conv, metadata, buffers.convolved)
-        x, b, c = buffers.convolved.split(self._sizes, dim=1)
+        x, b, c = torch.split(buffers.convolved, self._sizes, dim=1)
         self.scan(num_tokens, x, dt, b, c, states.ssm, metadata, buffers.scanned)
         self._gate(buffers.scanned, gate, ctx.communicator)
         self.out.run(buffers.scanned, buffers.hidden, ctx.communicator)
