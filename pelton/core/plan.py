@@ -13,6 +13,8 @@ from pelton.config.params import SamplingParams
 Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
 
+NO_BLOCKS: Int32Array = np.zeros(0, np.int32)
+
 # Why a row's sample is not to be used (StepResult.status).
 OK = 0
 NAN_LOGITS = 1  # the row's largest logit is NaN or +inf
@@ -37,6 +39,8 @@ class NewRow:
     num_computed_tokens: tokens whose KV a prefix hit provides.
     block_ids: one [num_blocks] array per KV group: the row's whole block table.
     seed: of the request's noise, in [-2**63, 2**63).
+    state_blocks: of the checkpoint that holds its recurrent state after num_computed_tokens tokens,
+        to be read before anything else of the step; empty where there is none.
     """
 
     ref: SlotRef
@@ -48,6 +52,7 @@ class NewRow:
     params: SamplingParams
     seed: int
     eos_token_ids: tuple[int, ...] = ()
+    state_blocks: Int32Array = field(default_factory=lambda: NO_BLOCKS)
 
     @property
     def prefill_len(self) -> int:
@@ -65,6 +70,16 @@ class BlockAppend:
 
 
 @dataclass(slots=True, kw_only=True)
+class StateSave:
+    """Keep a row's recurrent state, after its first `length` tokens, in these blocks: that many it
+    has computed when the step's forward pass has run."""
+
+    ref: SlotRef
+    length: int
+    block_ids: Int32Array
+
+
+@dataclass(slots=True, kw_only=True)
 class StepPlan:
     """One step, as a difference from the last. Rows are in batch order: few query tokens first.
 
@@ -77,6 +92,7 @@ class StepPlan:
         sampling row has 1 + num_drafts verification rows.
     bounds_are_exact: whether num_computed_bound is what the device holds.
     finished, preempted: rows freed since the last plan, sorted.
+    state_saves: of scheduled rows; their blocks are nobody else's in this step.
     """
 
     step: int
@@ -90,6 +106,7 @@ class StepPlan:
     block_appends: list[BlockAppend] = field(default_factory=list)
     finished: list[SlotRef] = field(default_factory=list)
     preempted: list[SlotRef] = field(default_factory=list)
+    state_saves: list[StateSave] = field(default_factory=list)
 
     @property
     def num_rows(self) -> int:

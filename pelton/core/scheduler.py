@@ -17,7 +17,8 @@ import numpy.typing as npt
 
 from pelton.config.cache import CacheConfig
 from pelton.config.scheduler import SchedulerConfig
-from pelton.core.kv.manager import KVManager, block_ids
+from pelton.core.kv.block_pool import block_ids
+from pelton.core.kv.manager import KVManager
 from pelton.core.kv.spec import KVGroup
 from pelton.core.plan import (
     ALL_MASKED,
@@ -286,6 +287,7 @@ class Scheduler:
         if not draft.requests:
             return None
         plan = draft.to_plan(self._num_steps, self._finished_refs, self._preempted_refs)
+        plan.state_saves = self._kv.checkpoint(draft.requests)
         self._finished_refs, self._preempted_refs = [], []
         self._num_steps += 1
         self._num_scheduled_tokens += self._max_num_batched_tokens - draft.budget
@@ -309,6 +311,7 @@ class Scheduler:
             if computed < request.prefill_len:
                 num_drafts = 0
                 count = min(want, self._long_prefill, draft.budget)
+                count = self._kv.chunk(request, count)
                 samples = count == want
             else:
                 # Here one token is wanted, and drafts. The last possible token needs no KV, so no
@@ -356,10 +359,11 @@ class Scheduler:
         """Admit waiting requests, best first, until one does not fit."""
         while self._waiting and self._free_slots and draft.budget > 0:
             request = self._waiting[0]
-            if not self._kv.admit(request):
+            admission = self._kv.admit(request)
+            if admission is None:
                 return
             del self._waiting[0]
-            num_hits = request.num_computed_tokens
+            num_hits = admission.num_hits
             request.status = RequestStatus.RUNNING
             request.prefill_len = request.num_tokens
             request.num_confirmed_tokens = num_hits
@@ -384,10 +388,11 @@ class Scheduler:
                     params=request.params,
                     seed=request.seed,
                     eos_token_ids=request.eos_token_ids,
+                    state_blocks=admission.state_blocks,
                 )
             )
             want = request.num_tokens - num_hits
-            count = min(want, self._long_prefill, draft.budget)
+            count = self._kv.chunk(request, min(want, self._long_prefill, draft.budget))
             draft.give(request, count, 0, samples=count == want)
 
     def update(self, plan: StepPlan, result: StepResult) -> list[RequestUpdate]:

@@ -31,6 +31,11 @@ def _draw(total: int, seed: int) -> int:
     return ((total * 6_364_136_223_846_793_005 + seed * 1_442_695_040_888_963_407) >> 33) % VOCAB
 
 
+def _fold(state: int, token: int) -> int:
+    """Recurrent state after one token more; 0 before the first."""
+    return (state * 1_000_003 + token * 7_919 + 17) % (2**40)
+
+
 Windows = tuple[int | None, ...]
 
 
@@ -40,15 +45,19 @@ def _mix(totals: list[int]) -> int:
 
 
 def reference(
-    request: Request, max_model_len: int, windows: Windows = (None,)
+    request: Request, max_model_len: int, windows: Windows = (None,), *, is_recurrent: bool = False
 ) -> tuple[list[int], str]:
     """Tokens and finish reason of a request that is alone."""
     tokens = request.known_token_ids[: request.prompt_len].tolist()
     codes = [_code(token, i) for i, token in enumerate(tokens)]
     params, out = request.params, []
+    state = 0
+    for token in tokens:
+        state = _fold(state, token)
     while True:
         totals = [sum(codes if window is None else codes[-window:]) for window in windows]
-        token = _draw(_mix(totals), request.seed)
+        token = _draw(_mix(totals) + is_recurrent * state, request.seed)
+        state = _fold(state, token)
         codes.append(_code(token, len(codes)))
         out.append(token)
         if len(out) >= params.min_tokens:
@@ -82,6 +91,9 @@ class ToyDevice:
     num_drafts: int
     max_model_len: int
     rng: random.Random
+    num_slots: int
+    checkpoint_pages: int = 0
+    """Blocks of a checkpoint of recurrent state; 0: no layer is recurrent."""
     propose: Callable[[], int] | None = None
     """How many drafts a row has next: then results say so, and further ones are placeholders that
     nothing accepts. None: always K, and results do not say."""
@@ -91,8 +103,48 @@ class ToyDevice:
 
     def __post_init__(self) -> None:
         self.kv = [np.full((self.num_blocks, size), -7, np.int64) for size in self.block_sizes]
+        # Per block what a checkpoint has there, and per row a ring of states, as the worker has.
+        self.state_pages = [-7] * self.num_blocks
+        self.states = [[-7] * (1 + self.num_drafts) for _ in range(self.num_slots)]
+
+    def _load_states(self, plan: StepPlan) -> None:
+        """Before all else of a step."""
+        for new in plan.new_rows:
+            length = new.num_computed_tokens
+            if not self.checkpoint_pages or not length:
+                assert len(new.state_blocks) == 0
+                continue
+            assert len(new.state_blocks) == self.checkpoint_pages
+            first = self.state_pages[new.state_blocks[0]]
+            for i, block in enumerate(new.state_blocks.tolist()):
+                assert self.state_pages[block] == first + i, "a page of another checkpoint"
+            self.states[new.ref.slot][(length - 1) % (1 + self.num_drafts)] = first
+
+    def _clear(self, blocks: list[int]) -> None:
+        """New blocks are zeroed, or written, by their new owner."""
+        for block in blocks:
+            self.state_pages[block] = -8
+            for kv in self.kv:
+                kv[block] = -8
+
+    def _save_states(self, plan: StepPlan) -> None:
+        """After the forward pass."""
+        saved = [block for save in plan.state_saves for block in save.block_ids.tolist()]
+        assert len(set(saved)) == len(saved)
+        assert 0 not in saved
+        for save in plan.state_saves:
+            row = self.rows[save.ref.slot]
+            assert save.ref in plan.refs
+            assert row.ref == save.ref
+            assert row.computed == save.length
+            state = self.states[save.ref.slot][(save.length - 1) % (1 + self.num_drafts)]
+            assert len(save.block_ids) == self.checkpoint_pages
+            self._clear(save.block_ids.tolist())
+            for i, block in enumerate(save.block_ids.tolist()):
+                self.state_pages[block] = state + i
 
     def run(self, plan: StepPlan) -> StepResult:
+        self._load_states(plan)
         for ref in plan.finished + plan.preempted:
             assert self.rows.pop(ref.slot).ref == ref
         for new in plan.new_rows:
@@ -103,6 +155,7 @@ class ToyDevice:
                 assert len(ids) == -(-new.prefill_len // size)
                 first = new.num_computed_tokens + 1 - (window or new.num_computed_tokens + 1)
                 assert (ids[max(first, 0) // size :] != 0).all(), "a visible block is missing"
+                self._clear(ids[new.num_computed_tokens // size :].tolist())
             self.rows[new.ref.slot] = _Row(
                 new.ref,
                 new.request_id,
@@ -117,6 +170,7 @@ class ToyDevice:
             assert row.ref == append.ref
             assert append.first == len(row.tables[append.group])
             row.tables[append.group] += append.block_ids.tolist()
+            self._clear(append.block_ids.tolist())
         size = plan.num_rows
         result = StepResult(
             step=plan.step,
@@ -177,9 +231,12 @@ class ToyDevice:
             top_ids=np.zeros((size, 0), np.int32),
             top_logprobs=np.zeros((size, 0), np.float32),
         )
+        self._save_states(plan)
         return result
 
     def _write(self, row: _Row, position: int, token: int) -> None:
+        ring, size = self.states[row.ref.slot], 1 + self.num_drafts
+        ring[position % size] = _fold(ring[(position - 1) % size] if position else 0, token)
         for kv, size, table in zip(self.kv, self.block_sizes, row.tables):
             block = table[position // size]
             assert block != 0
@@ -192,7 +249,8 @@ class ToyDevice:
             seen = range(first, position + 1)
             assert all(table[p // size] for p in seen), "the null block is seen"
             totals.append(sum(int(kv[table[p // size], p % size]) for p in seen))
-        return _draw(_mix(totals), row.seed)
+        state = self.states[row.ref.slot][position % (1 + self.num_drafts)]
+        return _draw(_mix(totals) + bool(self.checkpoint_pages) * state, row.seed)
 
 
 class ToyEngine:
@@ -214,7 +272,9 @@ class ToyEngine:
         prefix_caching: bool = True,
         seed: int = 0,
         counts_drafts: bool = False,
+        checkpoints: tuple[int, int] | None = None,
     ) -> None:
+        """checkpoints: interval in tokens and blocks of each, for a model with recurrent layers."""
         self.rows, self.budget, self.depth = rows, budget, depth
         self.num_drafts, self.max_model_len = num_drafts, max_model_len
         self.windows = windows or (None,) * len(block_sizes)
@@ -228,6 +288,17 @@ class ToyEngine:
             )
             for i, (size, window) in enumerate(zip(block_sizes, self.windows, strict=True))
         ]
+        interval, pages = checkpoints or (0, 0)
+        if checkpoints:
+            groups.append(
+                KVGroup(
+                    index=len(groups),
+                    layers=(len(groups),),
+                    block_size=interval,
+                    kind="recurrent",
+                    pages=pages,
+                )
+            )
         self.scheduler = Scheduler(
             SchedulerConfig(
                 max_num_seqs=rows,
@@ -248,7 +319,14 @@ class ToyEngine:
             num_speculative_tokens=num_drafts,
         )
         self.device = ToyDevice(
-            block_sizes, self.windows, num_blocks, num_drafts, max_model_len, random.Random(seed)
+            block_sizes,
+            self.windows,
+            num_blocks,
+            num_drafts,
+            max_model_len,
+            random.Random(seed),
+            rows,
+            pages,
         )
         if counts_drafts:
             self.device.propose = lambda: self.device.rng.randint(0, num_drafts)
@@ -334,7 +412,12 @@ class ToyEngine:
     def assert_like_reference(self, *request_ids: str) -> None:
         for request_id in request_ids or self.requests:
             request = self.requests[request_id]
-            tokens, reason = reference(request, self.max_model_len, self.windows)
+            tokens, reason = reference(
+                request,
+                self.max_model_len,
+                self.windows,
+                is_recurrent=bool(self.device.checkpoint_pages),
+            )
             assert self.outputs[request_id] == tokens, request_id
             assert self.ended[request_id] == reason, request_id
 

@@ -27,6 +27,7 @@ engines = st.fixed_dictionaries(
         "prefix_caching": st.booleans(),
         "block_sizes": st.sampled_from([(4,), (4,), (2, 4), (3, 2)]),
         "windows": st.sampled_from([None, None, (None, 5), (6, None), (3, 8), (1, 4)]),
+        "checkpoints": st.sampled_from([None, (6, 1), (12, 2), (12, 5)]),
         "max_model_len": st.sampled_from([24, 25, 40]),
         "seed": st.integers(0, 99),
     }
@@ -58,7 +59,8 @@ actions = st.lists(
 
 
 def make(toy_engine, options):
-    """The engine; a single group has the first of the windows."""
+    """The engine; a single group has the first of the windows. Checkpoints of an interval that is
+    no multiple of the block sizes are found where both end."""
     windows = options["windows"] and options["windows"][: len(options["block_sizes"])]
     return toy_engine(**options | {"windows": windows})
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+import numpy as np
+
+from pelton.core.plan import Int32Array
 from pelton.errors import ConfigError, IntegrityError
 
 BlockKey = tuple[int, bytes]
@@ -115,3 +118,8 @@ class BlockPool:
         if len(found) != self.num_free:
             raise IntegrityError(f"num_free is {self.num_free}, the free list holds {len(found)}.")
         return found
+
+
+def block_ids(blocks: Sequence[Block]) -> Int32Array:
+    """[num_blocks] int32."""
+    return np.array([block.block_id for block in blocks], dtype=np.int32)

@@ -5,18 +5,28 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-import numpy as np
-
-from pelton.core.kv.block_pool import Block, BlockPool
-from pelton.core.kv.groups import smallest_reusable_prefix
-from pelton.core.kv.prefix_cache import ROOT_HASH, PrefixCache, extra_key, hash_block
+from pelton.core.kv.block_pool import Block, BlockPool, block_ids
+from pelton.core.kv.checkpoints import Checkpoints
+from pelton.core.kv.groups import smallest_reusable_prefix, with_tables
+from pelton.core.kv.prefix_cache import ROOT_HASH, PrefixCache
+from pelton.core.kv.request_hashes import extend_hashes, hash_of
 from pelton.core.kv.spec import KVGroup
-from pelton.core.plan import BlockAppend, Int32Array
+from pelton.core.plan import BlockAppend, Int32Array, StateSave
 from pelton.core.request import Request
 from pelton.errors import ConfigError, IntegrityError, UnsupportedError
 
 _NEVER = 2**62
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """num_hits: tokens that the prefix cache provides. state_blocks: of the checkpoint of recurrent
+    state after these; empty if nothing is hit, or there is no such state."""
+
+    num_hits: int
+    state_blocks: Int32Array
 
 
 class KVManager:
@@ -41,18 +51,24 @@ class KVManager:
         if not groups:
             raise ConfigError("At least one KV group is needed, got none.")
         for group in groups:
-            if group.kind not in ("full", "window"):
+            if group.kind not in ("full", "window", "recurrent"):
                 raise UnsupportedError(
                     f"KV kind {group.kind!r} (group {group.index}) is not supported."
                 )
-        self.block_sizes = tuple(group.block_size for group in groups)
-        self._windows = tuple(group.window for group in groups)
-        self._window_groups = tuple(i for i, group in enumerate(groups) if group.window is not None)
+        tabled = with_tables(groups)
+        self.block_sizes = tuple(group.block_size for group in tabled)
+        self._windows = tuple(group.window for group in tabled)
+        self._window_groups = tuple(i for i, group in enumerate(tabled) if group.window is not None)
+        # Of all groups. A hit needs the last state alone, as if its window were of one token.
+        self._hash_sizes = tuple(group.block_size for group in groups)
+        self._hit_windows = tuple(group.window if group.has_table else 1 for group in groups)
         self._hit_step = smallest_reusable_prefix(groups)
         self.group_hits = [0] * len(groups)
         self._pool = BlockPool(num_blocks)
         self._cache = PrefixCache()
         self._enable_caching = enable_prefix_caching
+        states = [group for group in groups if not group.has_table] if enable_prefix_caching else []
+        self._checkpoints = Checkpoints(self._pool, self._cache, states[0] if states else None)
 
     @property
     def num_usable(self) -> int:
@@ -64,7 +80,8 @@ class KVManager:
         return self._pool.num_usable - self._pool.num_free
 
     def num_blocks_for(self, num_tokens: int) -> int:
-        """Blocks that the KV of `num_tokens` tokens takes, over all groups."""
+        """Blocks that the KV of `num_tokens` tokens takes, over all groups. Checkpoints take none:
+        they are made of what is left over."""
         return sum(-(-num_tokens // size) for size in self.block_sizes)
 
     def max_tokens(self) -> int:
@@ -72,12 +89,12 @@ class KVManager:
         lengths = range(self.num_usable * max(self.block_sizes) + 1)
         return bisect_right(lengths, self.num_usable, key=self.num_blocks_for) - 1
 
-    def admit(self, request: Request) -> bool:
+    def admit(self, request: Request) -> Admission | None:
         """Give a request blocks for all its known tokens, the cached prefix first.
 
         On success `request.num_computed_tokens` is the length of the hit: a multiple of every
-        block size and at most request.max_prefix_hit. On failure (too few free blocks) nothing has
-        changed.
+        block size and at most request.max_prefix_hit. On failure (None: too few free blocks)
+        nothing has changed.
 
         A window group, too, gets blocks for every token that is to be computed, and gives them back
         as the window passes: so a prompt never has to wait, or to preempt, half-way.
@@ -88,10 +105,11 @@ class KVManager:
         hits = [self._hit_blocks(request, group, i, length) for group, i in enumerate(first)]
         num_new = [-(-request.num_tokens // size) - length // size for size in self.block_sizes]
         idle_hits = sum(block.ref_count == 0 for found in hits for block in found)
-        if sum(num_new) > self._pool.num_free - idle_hits:
-            return False
+        if sum(num_new) > self._num_available - idle_hits:
+            return None
         for found in hits:
             self._pool.touch(found)
+        state_blocks = block_ids(self._checkpoints.find(request, length))
         request.blocks = [
             [self._pool.null] * passed + found + self._take(count)
             for passed, found, count in zip(first, hits, num_new)
@@ -102,7 +120,22 @@ class KVManager:
         for group, hit in enumerate(alone):
             self.group_hits[group] += hit
         self._measure(request)
-        return True
+        return Admission(num_hits=length, state_blocks=state_blocks)
+
+    def chunk(self, request: Request, num_tokens: int) -> int:
+        """How many of a request's next `num_tokens` known tokens a step should compute: fewer where
+        it should end at a checkpoint that is not there yet."""
+        interval, computed = self._checkpoints.interval, request.num_computed_tokens
+        end = computed + num_tokens
+        if not interval or computed // interval == end // interval:
+            return num_tokens
+        wanted = self._checkpoints.first_wanted(request, computed, end)
+        return num_tokens if wanted is None else wanted - computed
+
+    def checkpoint(self, requests: Iterable[Request]) -> list[StateSave]:
+        """What of recurrent state a step of these requests should keep; call it last, when all of
+        them have their blocks."""
+        return self._checkpoints.take(requests)
 
     def grow(self, request: Request, num_tokens: int) -> list[BlockAppend] | None:
         """Make the tables cover `num_tokens` tokens; None, with nothing changed, if they cannot."""
@@ -112,7 +145,7 @@ class KVManager:
             -(-num_tokens // size) - len(table)
             for size, table in zip(self.block_sizes, request.blocks)
         ]
-        if sum(missing) > self._pool.num_free:
+        if sum(missing) > self._num_available:
             return None
         assert request.ref is not None
         appends = []
@@ -141,6 +174,7 @@ class KVManager:
                 for i in range(first, last):
                     self._cache.insert(request.blocks[group][i], (group, hashes[i]))
                 request.num_cached_blocks[group] = max(first, last)
+            self._checkpoints.settle(request, num_tokens)
         for group, passed in enumerate(self._num_passed(num_tokens)):
             table, first = request.blocks[group], request.num_passed_blocks[group]
             if passed > first:
@@ -151,6 +185,7 @@ class KVManager:
 
     def release(self, request: Request) -> None:
         """Take a request's blocks back. What is cached of them can still be hit."""
+        self._checkpoints.drop(request)
         for table, passed in zip(request.blocks, request.num_passed_blocks):
             self._pool.release(reversed(table[passed:]))
         request.blocks = []
@@ -185,28 +220,30 @@ class KVManager:
     def _hits_alone(self, request: Request) -> list[int]:
         """Tokens of the longest prefix that each group alone has in the cache."""
         if not self._enable_caching:
-            return [0] * len(self.block_sizes)
+            return [0] * len(self._hash_sizes)
         self._extend_hashes(request, request.num_tokens)
         limit = request.max_prefix_hit
-        return [self._longest_hit(request, group, limit) for group in range(len(self.block_sizes))]
+        return [self._longest_hit(request, group, limit) for group in range(len(self._hash_sizes))]
 
     def _common_hit(self, request: Request, alone: Sequence[int]) -> int:
         """Tokens of the longest prefix that all groups have, a multiple of every block size.
 
         Whatever prefix a full group has, it has every shorter one too. A window group need not: the
-        run of blocks before a shorter end may be gone. So it is asked again until all agree.
+        run of blocks before a shorter end may be gone; nor need a recurrent one: a state may never
+        have been kept. So they are asked again until all agree.
         """
         length, agreed = min(alone), 0
         while length != agreed:
             length -= length % self._hit_step
             agreed = length
-            for group in self._window_groups:
-                length = min(length, self._longest_hit(request, group, length))
+            for group, window in enumerate(self._hit_windows):
+                if window is not None:
+                    length = min(length, self._longest_hit(request, group, length))
         return length
 
     def _longest_hit(self, request: Request, group: int, limit: int) -> int:
         """Tokens of the longest prefix of at most `limit` tokens that a group has in the cache."""
-        size, window = self.block_sizes[group], self._windows[group]
+        size, window = self._hash_sizes[group], self._hit_windows[group]
         hashes = request.block_hashes[group][: limit // size]
         if window is None:
             for i, block_hash in enumerate(hashes):
@@ -240,27 +277,19 @@ class KVManager:
             for size, window in zip(self.block_sizes, self._windows)
         ]
 
+    @property
+    def _num_available(self) -> int:
+        return self._pool.num_free + self._checkpoints.num_pending_blocks
+
     def _take(self, num_blocks: int) -> list[Block]:
+        self._checkpoints.make_free(num_blocks)
         taken = self._pool.take(num_blocks)
         for block in taken:
-            if block.key is not None:
-                self._cache.remove(block)
+            self._checkpoints.evict(block)
         return taken
 
     def _extend_hashes(self, request: Request, num_tokens: int) -> None:
-        """Hash the full blocks among the first `num_tokens` (known) tokens."""
-        if not request.block_hashes:
-            request.block_hashes = [[] for _ in self.block_sizes]
-        for hashes, size in zip(request.block_hashes, self.block_sizes):
-            for i in range(len(hashes), num_tokens // size):
-                start, end = i * size, (i + 1) * size
-                hashes.append(
-                    hash_block(
-                        hashes[-1] if hashes else ROOT_HASH,
-                        request.token_ids[start:end].tobytes(),
-                        _extra_keys(request, start),
-                    )
-                )
+        extend_hashes(request, self._hash_sizes, num_tokens)
 
     def _measure(self, request: Request) -> None:
         """Refresh the two token counts that spare the hot path a walk over groups."""
@@ -275,13 +304,19 @@ class KVManager:
             window = self._windows[group]
             assert window is not None
             lengths.append((passed[group] + 1) * self.block_sizes[group] + window - 1)
-        request.next_settle_length = min(lengths, default=_NEVER)
+        request.next_settle_length = self._checkpoints.next_length(
+            request, min(lengths, default=_NEVER)
+        )
 
     def check(self, requests: Iterable[Request]) -> None:
         """Raise IntegrityError unless pool, cache and the tables of `requests` agree."""
         free = self._pool.free_blocks()
         uses: Counter[int] = Counter()
         owners: dict[int, int] = {}
+        self._checkpoints.check()
+        for block in self._checkpoints.pending_blocks():
+            uses[block.block_id] += 1
+            owners[block.block_id] = -1
         for request in requests:
             self._check_request(request)
             for group, table in enumerate(request.blocks):
@@ -291,7 +326,7 @@ class KVManager:
                         raise IntegrityError(f"{block} stands in tables of two groups.")
         for block in self._pool.blocks:
             if block.ref_count != uses[block.block_id]:
-                raise IntegrityError(f"{block} stands in {uses[block.block_id]} block tables.")
+                raise IntegrityError(f"{block} is used {uses[block.block_id]} times.")
             if block.ref_count > 1 and block.key is None:
                 raise IntegrityError(f"{block} is shared, and its content is not known.")
         if self._pool.null.ref_count or self._pool.null.key is not None:
@@ -319,8 +354,7 @@ class KVManager:
                 raise IntegrityError(f"{request.request_id}: the null block is out of place.")
             for i, block in enumerate(table):
                 if i < passed:
-                    tokens = request.token_ids[i * size : (i + 1) * size].tobytes()
-                    parent = hash_block(parent, tokens, _extra_keys(request, i * size))
+                    parent = hash_of(request, parent, i * size, (i + 1) * size)
                     continue
                 if (block.key is not None) != (i < request.num_cached_blocks[group]):
                     raise IntegrityError(f"{request.request_id}: {block} is cached out of turn.")
@@ -332,8 +366,7 @@ class KVManager:
                         f"{request.request_id}: {block} is cached up to token {end}, "
                         f"and only {computed} are computed."
                     )
-                tokens = request.token_ids[start:end].tobytes()
-                parent = hash_block(parent, tokens, _extra_keys(request, start))
+                parent = hash_of(request, parent, start, end)
                 if block.key != (group, parent):
                     raise IntegrityError(f"{request.request_id}: {block} holds other tokens.")
 
@@ -342,20 +375,3 @@ def _num_passed(num_computed_tokens: int, block_size: int, window: int) -> int:
     """Blocks wholly left of the window of the next token, at position num_computed_tokens: it sees
     itself and window - 1 tokens before."""
     return max(num_computed_tokens - window + 1, 0) // block_size
-
-
-def block_ids(blocks: Sequence[Block]) -> Int32Array:
-    """[num_blocks] int32."""
-    return np.array([block.block_id for block in blocks], dtype=np.int32)
-
-
-def _extra_keys(request: Request, start: int) -> list[bytes]:
-    """What besides tokens decides the content of the block that starts at token `start`."""
-    extras = []
-    if start == 0 and request.cache_salt is not None:
-        extras.append(extra_key("salt", request.cache_salt.encode()))
-    if request.adapter is not None:
-        extras.append(extra_key("adapter", request.adapter.encode()))
-    if request.prompt_embeds_digest is not None and start < request.prompt_len:
-        extras.append(extra_key("embeds", request.prompt_embeds_digest))
-    return extras

@@ -149,7 +149,7 @@ def test_eviction_forgets_the_block():
     other = request(range(20, 28))
     assert kv.admit(other)  # takes the unhashed block and the tail of the two cached ones
     again = request(range(5))
-    assert kv.admit(again) is False
+    assert kv.admit(again) is None
     kv.release(other)
     assert kv.admit(again)
     assert again.num_computed_tokens == 4
@@ -183,9 +183,9 @@ def test_max_tokens(sizes, expected):
 def test_refusals():
     with pytest.raises(ConfigError, match="KV group"):
         KVManager([], 16, enable_prefix_caching=True)
-    recurrent = KVGroup(index=0, layers=(0,), block_size=4, kind="recurrent")
-    with pytest.raises(UnsupportedError, match="recurrent"):
-        KVManager([recurrent], 16, enable_prefix_caching=True)
+    cross = KVGroup(index=0, layers=(0,), block_size=4, kind="cross")
+    with pytest.raises(UnsupportedError, match="cross"):
+        KVManager([cross], 16, enable_prefix_caching=True)
 
 
 def advance(kv, made, num_tokens):
