@@ -7,6 +7,8 @@
     ├── RequestError (ValueError)      one request is wrong; it alone is hurt (HTTP 400)
     └── EngineError (RuntimeError)     our fault
         ├── RequestFailed              one request could not be finished (HTTP 500, retryable)
+        ├── EngineBusy                 one request was turned away: too many wait (HTTP 503)
+        ├── EngineDead                 the engine's process is gone (HTTP 503)
         ├── DeviceLost                 the device is gone: nothing can go on
         └── IntegrityError             an invariant of the engine is broken
 
@@ -50,6 +52,32 @@ class EngineError(PeltonError, RuntimeError):
 
 class RequestFailed(EngineError):
     """One request could not be finished; its neighbours are untouched."""
+
+
+class EngineBusy(EngineError):
+    """A request is turned away, because too many wait or the engine is shutting down.
+
+    Args:
+        message: one sentence.
+        retry_after: seconds after which another attempt makes sense.
+    """
+
+    def __init__(self, message: str, *, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class EngineDead(EngineError):
+    """The engine's process is gone.
+
+    Args:
+        message: one sentence.
+        child_traceback: what the process itself said last, or "".
+    """
+
+    def __init__(self, message: str, *, child_traceback: str = "") -> None:
+        super().__init__(message)
+        self.child_traceback = child_traceback
 
 
 class DeviceLost(EngineError):

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from pelton.config.params import SamplingParams
 from pelton.core.kv.block_pool import Block
@@ -58,6 +59,7 @@ class Request:
 
     __slots__ = (
         "adapter",
+        "admitted_at",
         "arrival",
         "awaited_prompt_logprobs",
         "block_capacity",
@@ -138,6 +140,8 @@ class Request:
         self.num_in_flight_min = 0
         self.num_cached_tokens = 0
         self.num_preemptions = 0
+        self.admitted_at = 0.0
+        """When it got its first row, on the clock of time.monotonic."""
         self.max_total_len = 0
         self.num_drafts_expected = 0
 
@@ -216,6 +220,34 @@ class Request:
             f"Request({self.request_id!r}, {self.status.name}, tokens={self.num_tokens}, "
             f"computed={self.num_computed_tokens})"
         )
+
+
+def check_request(request: Request, *, max_model_len: int, vocab_size: int) -> None:
+    """What can be said of a new request without an engine: lengths and token ids.
+
+    Raises RequestError naming field, value and limit.
+    """
+    length = request.prompt_len
+    if length == 0:
+        raise RequestError(
+            "prompt_token_ids must hold at least 1 token, got 0.", field="prompt_token_ids"
+        )
+    if length + 1 > max_model_len:
+        raise RequestError(
+            f"The prompt has {length} tokens; with max_model_len={max_model_len} it may have "
+            f"{max_model_len - 1}. Shorten it or raise max_model_len.",
+            field="prompt_token_ids",
+        )
+    fields: list[tuple[str, npt.NDArray[np.signedinteger]]] = [
+        ("prompt_token_ids", request.known_token_ids),
+        *((name, np.array(ids, np.int64)) for name, ids in request.params.token_id_fields()),
+    ]
+    for field, ids in fields:
+        wrong = ids[(ids < 0) | (ids >= vocab_size)]
+        if len(wrong):
+            raise RequestError(
+                f"{field} must be in [0, {vocab_size}), got {int(wrong[0])}.", field=field
+            )
 
 
 def _as_token_ids(ids: Int32Array | Sequence[int]) -> Int32Array:

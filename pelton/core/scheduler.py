@@ -8,6 +8,7 @@ dropped: its tokens are computed again, and are the same, since the noise is sta
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ from pelton.core.plan import (
     StepResult,
 )
 from pelton.core.policy import get_policy, insert, remove
-from pelton.core.request import FinishReason, Request, RequestStatus
+from pelton.core.request import FinishReason, Request, RequestStatus, check_request
 from pelton.core.stopping import check_stop
 from pelton.errors import ConfigError, IntegrityError, RequestError, RequestFailed
 
@@ -53,7 +54,8 @@ class RequestUpdate:
 
     new_token_ids: [m] int32, delivered exactly once and in order; cut after a stopping token.
     first_row, last_row: half-open range of the m tokens in the step's LogprobRows (empty without).
-    finish_reason: set when the request has ended; request.stop_reason and .error say more.
+    finish_reason: set when the request has ended; stop_reason: the stop token id that did it, None
+        for an end-of-sequence token; error: why, where the reason is "error".
     prompt_logprobs: with the first token of a request that asked: [prompt_len - 1] rows, of its
         prompt's tokens from the second on.
     """
@@ -64,6 +66,8 @@ class RequestUpdate:
     last_row: int
     finish_reason: FinishReason | None
     prompt_logprobs: LogprobRows | None = None
+    stop_reason: int | None = None
+    error: Exception | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,16 +197,7 @@ class Scheduler:
                 f"request_id {request.request_id!r} is in use; choose another one.",
                 field="request_id",
             )
-        if length == 0:
-            raise RequestError(
-                "prompt_token_ids must hold at least 1 token, got 0.", field="prompt_token_ids"
-            )
-        if length + 1 > self._max_model_len:
-            raise RequestError(
-                f"The prompt has {length} tokens; with max_model_len={self._max_model_len} it may "
-                f"have {self._max_model_len - 1}. Shorten it or raise max_model_len.",
-                field="prompt_token_ids",
-            )
+        check_request(request, max_model_len=self._max_model_len, vocab_size=self._vocab_size)
         needed = self._kv.num_blocks_for(length)  # one output token more needs no KV
         if needed > self._kv.num_usable:
             raise RequestError(
@@ -210,16 +205,6 @@ class Scheduler:
                 f"{self._kv.num_usable} usable ones. Shorten it or enlarge the KV cache.",
                 field="prompt_token_ids",
             )
-        fields: list[tuple[str, npt.NDArray[np.signedinteger]]] = [
-            ("prompt_token_ids", request.known_token_ids),
-            *((name, np.array(ids, np.int64)) for name, ids in request.params.token_id_fields()),
-        ]
-        for field, ids in fields:
-            wrong = ids[(ids < 0) | (ids >= self._vocab_size)]
-            if len(wrong):
-                raise RequestError(
-                    f"{field} must be in [0, {self._vocab_size}), got {int(wrong[0])}.", field=field
-                )
 
     def abort(self, request_id: str) -> bool:
         """End a request wherever it is; False if it is unknown or has ended already."""
@@ -366,6 +351,8 @@ class Scheduler:
             num_hits = admission.num_hits
             request.status = RequestStatus.RUNNING
             request.prefill_len = request.num_tokens
+            if not request.num_preemptions:
+                request.admitted_at = time.monotonic()
             request.num_confirmed_tokens = num_hits
             request.num_drafts_expected = self._num_drafts
             if request.num_preemptions == 0:
@@ -473,6 +460,7 @@ class Scheduler:
                     request.finish_reason,
                 )
             )
+            updates[-1].stop_reason = request.stop_reason
             if awaited is not None:
                 updates[-1].prompt_logprobs = awaited.joined()
                 request.awaited_prompt_logprobs = None
@@ -551,7 +539,7 @@ class Scheduler:
         request.error = fault
         self._num_errors += 1
         self._finish(request, "error")
-        return RequestUpdate(request, np.empty(0, dtype=np.int32), 0, 0, "error")
+        return RequestUpdate(request, np.empty(0, dtype=np.int32), 0, 0, "error", error=fault)
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
         if request.status is RequestStatus.WAITING:

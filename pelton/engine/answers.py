@@ -1,11 +1,11 @@
-"""From what a step yielded to what a user sees, one answer at a time."""
+"""From what a step yielded to what a user sees, one answer at a time. No torch."""
 
 from __future__ import annotations
 
 from pelton.core.plan import LogprobRows
 from pelton.core.request import Request
 from pelton.core.scheduler import RequestUpdate
-from pelton.engine.outputs import CompletionOutput, RequestOutput
+from pelton.engine.outputs import AnswerDelta, CompletionOutput, RequestOutput
 from pelton.errors import RequestFailed
 from pelton.sampling.logprobs import Logprob, token_logprobs
 from pelton.tokens.detokenizer import OutputText
@@ -13,78 +13,85 @@ from pelton.tokens.tokenizer import Tokenizer
 
 
 class Answer:
-    """Collects one answer's tokens, text and log-probabilities.
+    """Makes text and log-probabilities of one answer's tokens.
 
-    completion: always up to date. error: why it failed.
+    Of the request only the prompt and the parameters are read, so that all answers of a request
+    can share one.
+
+    is_finished: whether a delta with a finish_reason has been given out.
     prompt_logprobs: see RequestOutput; there with the first token, if asked for.
     """
 
     def __init__(self, request: Request, tokenizer: Tokenizer | None, index: int = 0) -> None:
         params = request.params
         self.request = request
-        self.error: Exception | None = None
+        self.index = index
+        self.is_finished = False
         self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self._tokenizer = tokenizer
+        self._asks_logprobs = params.logprobs is not None
         self._text: OutputText | None = None
         if params.detokenize and tokenizer is not None:
             self._text = OutputText(
                 tokenizer,
-                request.known_token_ids,
+                request.known_token_ids[: request.prompt_len],
                 stop=params.stop_strings,
                 include_stop=params.include_stop_str_in_output,
                 min_tokens=params.min_tokens,
                 skip_special_tokens=params.skip_special_tokens,
             )
-        asks_logprobs = params.logprobs is not None
-        self.completion = CompletionOutput(
-            index=index,
+
+    def completion(self) -> CompletionOutput:
+        """Nothing yet; `add` this answer's deltas to it."""
+        return CompletionOutput(
+            index=self.index,
             text="",
             token_ids=[],
-            cumulative_logprob=0.0 if asks_logprobs else None,
-            logprobs=[] if asks_logprobs else None,
+            cumulative_logprob=0.0 if self._asks_logprobs else None,
+            logprobs=[] if self._asks_logprobs else None,
         )
 
-    @property
-    def is_finished(self) -> bool:
-        return self.completion.finish_reason is not None
-
-    def take(self, update: RequestUpdate, rows: LogprobRows | None) -> bool:
-        """Add what a step yielded. Returns whether a stop string ended the answer although the
-        engine goes on: the caller then aborts the request."""
+    def take(self, update: RequestUpdate, rows: LogprobRows | None) -> AnswerDelta:
+        """What a step adds. Where a stop string ends the answer, the delta has a finish_reason and
+        the update has none: the engine goes on, and the caller then aborts the request."""
         if update.prompt_logprobs is not None:
-            self._take_prompt_logprobs(update.prompt_logprobs)
-        completion = self.completion
-        ids = update.new_token_ids
+            self.prompt_logprobs = self.read_prompt_logprobs(update.prompt_logprobs)
+        ids = update.new_token_ids.tolist()
         reason = update.finish_reason
-        num_used, matched = len(ids), None
+        text, matched = "", None
         if self._text is not None:
             delta = self._text.push(ids, ends=reason == "stop")
-            completion.text += delta.text
-            num_used, matched = delta.num_tokens_used, delta.matched_stop
+            text, matched = delta.text, delta.matched_stop
+            del ids[delta.num_tokens_used :]
             if matched is None and reason is not None:
                 rest = self._text.finish()
-                completion.text += rest.text
+                text += rest.text
                 matched = rest.matched_stop
-        completion.token_ids += ids[:num_used].tolist()
-        if completion.logprobs is not None and rows is not None and num_used:
-            self._take_logprobs(rows, update, num_used)
+        logprobs = None
+        if self._asks_logprobs:
+            logprobs = (
+                self._take_logprobs(rows, update, len(ids)) if rows is not None and ids else []
+            )
         if matched is not None:
-            self.finish("stop", matched)
-        elif reason is not None:
-            self.finish(reason, self.request.stop_reason)
-            self.error = self.request.error
-        return matched is not None and reason is None
+            self.is_finished = True
+            return AnswerDelta(self.index, text, ids, logprobs, "stop", matched)
+        self.is_finished = reason is not None
+        return AnswerDelta(
+            self.index, text, ids, logprobs, reason, update.stop_reason, update.error
+        )
 
-    def fail(self, error: Exception) -> None:
-        """End with "error"."""
-        self.error = error
-        self.finish("error")
+    def fail(self, error: Exception) -> AnswerDelta:
+        """The end, with "error"."""
+        self.is_finished = True
+        return AnswerDelta(self.index, finish_reason="error", error=error)
 
-    def finish(self, reason: str, stop_reason: int | str | None = None) -> None:
-        self.completion.finish_reason = reason
-        self.completion.stop_reason = stop_reason
+    def abort(self) -> AnswerDelta:
+        """The end, with "abort"."""
+        self.is_finished = True
+        return AnswerDelta(self.index, finish_reason="abort")
 
-    def _take_prompt_logprobs(self, rows: LogprobRows) -> None:
+    def read_prompt_logprobs(self, rows: LogprobRows) -> list[dict[int, Logprob] | None]:
+        """rows: of the prompt's tokens from the second on. See RequestOutput."""
         request = self.request
         found = token_logprobs(
             rows,
@@ -93,25 +100,22 @@ class Answer:
             request.params.prompt_logprobs or 0,
             self._token_text,
         )
-        self.prompt_logprobs = [None, *(token.as_dict() for token in found)]
+        return [None, *(token.as_dict() for token in found)]
 
     def _token_text(self, token: int) -> str | None:
         return None if self._tokenizer is None else self._tokenizer.token_text(token)
 
-    def _take_logprobs(self, rows: LogprobRows, update: RequestUpdate, count: int) -> None:
-        completion = self.completion
-        assert completion.logprobs is not None
-        assert completion.cumulative_logprob is not None
-        wanted = self.request.params.logprobs or 0
-        for token in token_logprobs(
+    def _take_logprobs(
+        self, rows: LogprobRows, update: RequestUpdate, count: int
+    ) -> list[dict[int, Logprob]]:
+        found = token_logprobs(
             rows,
             update.first_row,
             update.new_token_ids[:count],
-            wanted,
+            self.request.params.logprobs or 0,
             self._token_text,
-        ):
-            completion.logprobs.append(token.as_dict())
-            completion.cumulative_logprob += token.logprob.logprob
+        )
+        return [token.as_dict() for token in found]
 
 
 def failed_output(request_id: str, prompt: str | None, error: Exception) -> RequestOutput:

@@ -8,13 +8,10 @@ import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
-from pelton.checkpoint.gguf_header import read_gguf_header
-from pelton.checkpoint.source import Checkpoint, resolve_checkpoint
 from pelton.config.engine import EngineArgs, EngineConfig
 from pelton.config.names import known_names
 from pelton.config.params import SamplingParams
@@ -24,12 +21,11 @@ from pelton.engine.interrupts import InterruptsBetweenSteps
 from pelton.engine.loop import EngineLoop
 from pelton.engine.open_requests import OpenRequests
 from pelton.engine.outputs import RequestOutput
-from pelton.engine.prompts import Prompt, PromptReader
+from pelton.engine.prompts import Prompt, PromptReader, load_template, load_tokenizer_of
 from pelton.errors import ConfigError, EngineError, PeltonError, RequestError
-from pelton.setup.check import CheckedArgs, check
+from pelton.setup.check import check
 from pelton.setup.resolve import describe, resolve, reusable_prefix
-from pelton.tokens.chat_template import ChatTemplate
-from pelton.tokens.tokenizer import Tokenizer, load_tokenizer
+from pelton.tokens.tokenizer import Tokenizer
 from pelton.worker.facts import device_facts
 from pelton.worker.worker import Worker
 
@@ -59,8 +55,8 @@ class LLM:
         self.config: EngineConfig = resolve(checked, device_facts(checked.args.device))
         self.start_times = {"configuration": time.perf_counter() - started}
         started = time.perf_counter()
-        self._tokenizer = _load_tokenizer(checked)
-        self._template = _load_template(checked.args.chat_template, self._tokenizer)
+        self._tokenizer = load_tokenizer_of(checked)
+        self._template = load_template(checked.args.chat_template, self._tokenizer)
         self.start_times["tokenizer"] = time.perf_counter() - started
         worker = Worker(self.config, checked.checkpoint)
         self.start_times.update(worker.phases)
@@ -321,33 +317,3 @@ def _engine_args(model: str | None, kwargs: Mapping[str, Any]) -> EngineArgs:
         if name not in names:
             raise ConfigError(f"LLM has no argument {name!r}." + known_names(name, names))
     return EngineArgs(model=model, **kwargs)
-
-
-def _load_tokenizer(checked: CheckedArgs) -> Tokenizer | None:
-    """None where the model's folder holds no tokenizer at all: token ids in, token ids out."""
-    checkpoint = checked.checkpoint
-    if checked.args.tokenizer is not None:
-        checkpoint = _tokenizer_source(checked.args)
-    if checkpoint.format == "gguf":
-        return load_tokenizer(read_gguf_header(checkpoint.files[0]).metadata)
-    if not (checkpoint.folder / "tokenizer.json").exists() and checked.args.tokenizer is None:
-        return None
-    return load_tokenizer(checkpoint.folder)
-
-
-def _tokenizer_source(args: EngineArgs) -> Checkpoint:
-    return resolve_checkpoint(args.tokenizer, token=args.hf_token, load_format="dummy")
-
-
-def _load_template(given: str | None, tokenizer: Tokenizer | None) -> ChatTemplate:
-    """given: a template's text or a file that holds it; None: the model's own."""
-    special = {} if tokenizer is None else tokenizer.special_tokens
-    if given is None:
-        templates = None if tokenizer is None else tokenizer.chat_templates
-        return ChatTemplate(templates, special_tokens=special)
-    if "{" not in given:
-        path = Path(given)
-        if not path.is_file():
-            raise ConfigError(f"chat_template={given!r} is neither a file nor a Jinja template.")
-        given = path.read_text(encoding="utf-8")
-    return ChatTemplate(given, special_tokens=special)

@@ -11,6 +11,7 @@ from pelton.core.request import Request
 from pelton.core.scheduler import RequestUpdate, Scheduler
 from pelton.errors import DeviceLost, IntegrityError, RequestFailed
 from pelton.runner.heads.protocol import StepOutcome
+from pelton.sampling.processors import load_processors
 from pelton.worker.worker import Worker
 
 Updates = list[tuple[RequestUpdate, LogprobRows | None]]
@@ -43,6 +44,7 @@ class EngineLoop:
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises RequestError if it can never run."""
+        load_processors(request.params.processors)  # refused here, not in the midst of a step
         self.scheduler.add(request)
         self._is_checked = False
 

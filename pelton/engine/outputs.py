@@ -4,7 +4,61 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from pelton.core.plan import Int32Array
 from pelton.sampling.logprobs import Logprob
+
+
+@dataclass(slots=True)
+class AnswerDelta:
+    """What was added to one answer since the last delta.
+
+    text, token_ids, logprobs: to be appended. Text may lag behind its tokens: half a character, or
+        the beginning of a stop string, is held back.
+    finish_reason, stop_reason: see CompletionOutput; with the answer's last delta.
+    error: why, where the reason is "error".
+    """
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[dict[int, Logprob]] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    error: Exception | None = None
+
+    def merge(self, later: AnswerDelta) -> None:
+        """Become this delta and the one that followed it in one."""
+        self.text += later.text
+        self.token_ids += later.token_ids
+        if self.logprobs is not None and later.logprobs is not None:
+            self.logprobs += later.logprobs
+        self.finish_reason = later.finish_reason
+        self.stop_reason = later.stop_reason
+        self.error = later.error
+
+
+@dataclass(slots=True)
+class RequestDelta:
+    """What was added to a request's answers since its last delta.
+
+    outputs: of the answers that got something, by index.
+    finished: whether all answers have ended; this is the last delta then.
+    prompt_token_ids: [num_prompt_tokens] int32, and prompt_logprobs, as in RequestOutput: in the
+        first delta only, else None.
+    num_cached_tokens: prompt tokens that the prefix cache provided, for the first answer.
+    queue_seconds: from the engine's sight of the request to its first row; in the first delta only.
+    num_preemptions: of all answers so far.
+    """
+
+    request_id: str
+    outputs: list[AnswerDelta]
+    finished: bool
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_preemptions: int = 0
+    prompt_token_ids: Int32Array | None = None
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    queue_seconds: float | None = None
 
 
 @dataclass(slots=True)
@@ -23,6 +77,18 @@ class CompletionOutput:
     logprobs: list[dict[int, Logprob]] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+
+    def add(self, delta: AnswerDelta) -> None:
+        """Append what a step yielded."""
+        self.text += delta.text
+        self.token_ids += delta.token_ids
+        if self.logprobs is not None and delta.logprobs is not None:
+            assert self.cumulative_logprob is not None
+            self.logprobs += delta.logprobs
+            for token, entries in zip(delta.token_ids, delta.logprobs):
+                self.cumulative_logprob += entries[token].logprob
+        self.finish_reason = delta.finish_reason
+        self.stop_reason = delta.stop_reason
 
 
 @dataclass(slots=True)

@@ -1,18 +1,23 @@
-"""From what a user passes as a prompt to a Request."""
+"""From what a user passes as a prompt to a Request. No torch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from pelton.checkpoint.gguf_header import read_gguf_header
+from pelton.checkpoint.source import resolve_checkpoint
 from pelton.config.engine import EngineConfig
 from pelton.config.params import SamplingParams
 from pelton.core.plan import Int32Array
 from pelton.core.request import Request
-from pelton.errors import RequestError
-from pelton.sampling.processors import load_processors
-from pelton.tokens.tokenizer import Tokenizer
+from pelton.errors import ConfigError, RequestError
+from pelton.sampling.table import processor_target
+from pelton.setup.check import CheckedArgs
+from pelton.tokens.chat_template import ChatTemplate
+from pelton.tokens.tokenizer import Tokenizer, load_tokenizer
 
 Prompt = str | Mapping[str, Any]
 """Text, {"prompt": text} or {"prompt_token_ids": [...]}; a mapping may also have "cache_salt"."""
@@ -100,7 +105,8 @@ class PromptReader:
                 raise RequestError(
                     f"{name} must be at most {most} (max_logprobs), got {value}.", field=name
                 )
-        load_processors(params.processors)
+        for name in params.processors:
+            processor_target(name)
         if params.stop_strings and self._tokenizer is None:
             raise RequestError(
                 "stop strings need a tokenizer, and this model has no tokenizer.json.", field="stop"
@@ -130,3 +136,30 @@ class PromptReader:
                     )
                 sequences.append(tuple(ids))
         return replace(params, bad_words_token_ids=tuple(dict.fromkeys(sequences)))
+
+
+def load_tokenizer_of(checked: CheckedArgs) -> Tokenizer | None:
+    """None where the model's folder holds no tokenizer at all: token ids in, token ids out."""
+    checkpoint = checked.checkpoint
+    args = checked.args
+    if args.tokenizer is not None:
+        checkpoint = resolve_checkpoint(args.tokenizer, token=args.hf_token, load_format="dummy")
+    if checkpoint.format == "gguf":
+        return load_tokenizer(read_gguf_header(checkpoint.files[0]).metadata)
+    if not (checkpoint.folder / "tokenizer.json").exists() and args.tokenizer is None:
+        return None
+    return load_tokenizer(checkpoint.folder)
+
+
+def load_template(given: str | None, tokenizer: Tokenizer | None) -> ChatTemplate:
+    """given: a template's text or a file that holds it; None: the model's own."""
+    special = {} if tokenizer is None else tokenizer.special_tokens
+    if given is None:
+        templates = None if tokenizer is None else tokenizer.chat_templates
+        return ChatTemplate(templates, special_tokens=special)
+    if "{" not in given:
+        path = Path(given)
+        if not path.is_file():
+            raise ConfigError(f"chat_template={given!r} is neither a file nor a Jinja template.")
+        given = path.read_text(encoding="utf-8")
+    return ChatTemplate(given, special_tokens=special)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from pelton.errors import RequestError
-from pelton.sampling.table import PROCESSORS
+from pelton.sampling.table import processor_target
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +36,7 @@ def load_processors(asked: Mapping[str, Mapping[str, Any]]) -> tuple[Processor, 
 
 
 def _load(name: str, arguments: Mapping[str, Any]) -> Processor:
-    target = PROCESSORS.get(name)
-    if target is None:
-        known = ", ".join(sorted(PROCESSORS)) or "none"
-        raise RequestError(
-            f"logits_processors names {name!r}, which is not registered; known: {known}. "
-            "pelton.sampling.table.register(name, 'module:function') adds one.",
-            field="logits_processors",
-        )
+    target = processor_target(name)
     module, _, function = target.partition(":")
     try:
         found = getattr(importlib.import_module(module), function)

@@ -8,7 +8,7 @@ request asks for it with SamplingParams(logits_processors={"name": {"argument": 
 logits_processors=["name"].
 """
 
-from pelton.errors import ConfigError
+from pelton.errors import ConfigError, RequestError
 
 PROCESSORS: dict[str, str] = {}
 
@@ -22,3 +22,16 @@ def register(name: str, target: str) -> None:
     if not (module and colon and function):
         raise ConfigError(f'a logits processor is given as "module:function", got {target!r}.')
     PROCESSORS[name] = target
+
+
+def processor_target(name: str) -> str:
+    """ "module:function" of a processor. Raises RequestError for a name that is not registered."""
+    target = PROCESSORS.get(name)
+    if target is None:
+        known = ", ".join(sorted(PROCESSORS)) or "none"
+        raise RequestError(
+            f"logits_processors names {name!r}, which is not registered; known: {known}. "
+            "pelton.sampling.table.register(name, 'module:function') adds one.",
+            field="logits_processors",
+        )
+    return target

@@ -333,14 +333,23 @@ def reusable_prefix(config: EngineConfig) -> int:
     return smallest_reusable_prefix(group_layers(layers))
 
 
+def kv_tokens(config: EngineConfig) -> int:
+    """Tokens that the KV cache holds."""
+    cache = config.cache
+    return (cache.num_blocks - 1) // num_kv_groups(config.model) * cache.block_size
+
+
+def full_length_requests(config: EngineConfig) -> int:
+    """How many requests of max_model_len tokens the KV cache holds at once."""
+    cache = config.cache
+    per_request = num_kv_groups(config.model) * -(-config.max_model_len // cache.block_size)
+    return (cache.num_blocks - 1) // per_request
+
+
 def describe(config: EngineConfig) -> str:
     """A short table for the start of an engine."""
     model, cache, scheduler = config.model, config.cache, config.scheduler
-    num_groups = num_kv_groups(model)
-    pool = (cache.num_blocks - 1) // num_groups * cache.block_size
     block = kv_block_bytes(model, cache.block_size, cache.dtype)
-    per_request = num_groups * -(-config.max_model_len // cache.block_size)
-    full_length = (cache.num_blocks - 1) // per_request
     scale = scale_dtype_of(cache.dtype)
     codes = "" if scale is None else f" of {cache.dtype} with scales in {scale}"
     weight_bytes = num_parameters(model) * _DTYPE_BYTES[config.dtype]
@@ -349,8 +358,9 @@ def describe(config: EngineConfig) -> str:
         "device": f"{config.device}, {config.num_threads} threads",
         "dtype": f"{config.dtype}, weights {weight_bytes / _MIB:.0f} MiB",
         "context": f"{config.max_model_len} of the checkpoint's {model.max_position} tokens",
-        "KV cache": f"{pool} tokens in {cache.num_blocks - 1} blocks of {cache.block_size}, "
-        f"{cache.num_blocks * block / _MIB:.0f} MiB{codes}; {full_length} full-length requests fit",
+        "KV cache": f"{kv_tokens(config)} tokens in {cache.num_blocks - 1} blocks of "
+        f"{cache.block_size}, {cache.num_blocks * block / _MIB:.0f} MiB{codes}; "
+        f"{full_length_requests(config)} full-length requests fit",
         "prefixes": f"reused in multiples of {reusable_prefix(config)} tokens"
         if cache.enable_prefix_caching
         else "not reused",

@@ -1,0 +1,52 @@
+"""What a front end wants to know of an engine that is ready. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pelton.config.engine import EngineConfig
+from pelton.setup.resolve import describe, full_length_requests, kv_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFacts:
+    """model: the checkpoint's name. num_kv_tokens: that the KV cache holds; full_length_requests:
+    how many of max_model_len tokens fit it at once. start_times: seconds of each start phase, in
+    order. table: all of it for people, one fact a line.
+    """
+
+    model: str
+    architecture: str
+    dtype: str
+    device: str
+    max_model_len: int
+    max_num_seqs: int
+    max_logprobs: int
+    vocab_size: int
+    scheduling_policy: str
+    enable_prefix_caching: bool
+    block_size: int
+    num_kv_tokens: int
+    full_length_requests: int
+    start_times: dict[str, float]
+    table: str
+
+
+def facts_of(config: EngineConfig, model: str, start_times: dict[str, float]) -> EngineFacts:
+    return EngineFacts(
+        model=model,
+        architecture=config.model.architecture,
+        dtype=config.dtype,
+        device=config.device,
+        max_model_len=config.max_model_len,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_logprobs=config.max_logprobs,
+        vocab_size=config.model.vocab_size,
+        scheduling_policy=config.scheduler.policy,
+        enable_prefix_caching=config.cache.enable_prefix_caching,
+        block_size=config.cache.block_size,
+        num_kv_tokens=kv_tokens(config),
+        full_length_requests=full_length_requests(config),
+        start_times=start_times,
+        table=describe(config),
+    )
