@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,7 @@ def read_model_config(
                 f"hf_overrides: {key!r} is not a key that {architecture} reads."
                 + known_names(key, config.read)
             )
-    return model
+    return replace(model, max_position=model.rope.context(model.max_position))
 
 
 def _token_id(config: ConfigReader, key: str, vocab_size: int) -> int | None:

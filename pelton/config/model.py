@@ -7,13 +7,18 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 LayerKind = Literal["full", "window", "recurrent"]
-RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn"]
+RopeKind = Literal["default", "linear", "llama3", "yarn", "longrope"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RopeConfig:
-    """Rotary position embedding. Source: arXiv 2104.09864; `llama3` scaling: Llama 3.1's config.
-    A rotary_dim of 0 rotates nothing: layers without positions (NoPE)."""
+    """Rotary position embedding. Source: arXiv 2104.09864; `llama3` scaling: Llama 3.1's config;
+    `yarn`: arXiv 2309.00071; `longrope`: arXiv 2402.13753. A rotary_dim of 0 rotates nothing:
+    layers without positions (NoPE).
+
+    attention_factor: on cosines and sines. beta_fast, beta_slow, truncate: of yarn. short_factors:
+    divisors of longrope's frequencies, as long as a request does not pass original_max_position.
+    """
 
     rotary_dim: int
     theta: float
@@ -22,6 +27,23 @@ class RopeConfig:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_position: int = 0
+    attention_factor: float = 1.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    short_factors: tuple[float, ...] = ()
+
+    def context(self, max_position: int) -> int:
+        """Tokens that the rotation is good for, where the checkpoint says max_position.
+
+        yarn's files often give the length before it is stretched. longrope turns all tokens of a
+        request that passes the original length otherwise, those in the KV cache too: it ends there.
+        """
+        if self.kind == "yarn":
+            return max(max_position, int(self.factor * self.original_max_position))
+        if self.kind == "longrope":
+            return min(max_position, self.original_max_position)
+        return max_position
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

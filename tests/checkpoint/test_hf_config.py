@@ -178,9 +178,8 @@ def test_a_wrong_value_is_named(read, key, value):
         ({"rope_interleaved": True}, "rope_interleaved=true"),
         ({"torch_dtype": "float8_e4m3fn"}, 'torch_dtype="float8_e4m3fn"'),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, 'type="dynamic"'),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, 'rope_type="yarn"'),
-        ({"rope_parameters": {"rope_type": "longrope"}}, 'rope_parameters: rope_type="longrope"'),
+        ({"rope_scaling": {"type": "ntk", "factor": 2.0}}, 'type="ntk"'),
+        ({"rope_parameters": {"rope_type": "mrope"}}, 'rope_parameters: rope_type="mrope"'),
         (
             {"architectures": ["LlamaForCasualLM"]},
             "'LlamaForCasualLM' is not supported. Did you mean 'LlamaForCausalLM'",

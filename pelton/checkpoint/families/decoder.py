@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, cast
 
 from pelton.checkpoint.config_reader import ConfigReader
@@ -137,25 +138,41 @@ def rope(
             reader.require("partial_rotary_factor", 1.0, 1)
     if reader is None:
         return RopeConfig(rotary_dim=rotary_dim, theta=theta)
-    return scaled_rope(reader, rotary_dim, reader.number("rope_theta", theta), max_position)
+    theta = reader.number("rope_theta", theta)
+    if config.get("original_max_position_embeddings") is not None:
+        original = config.integer("original_max_position_embeddings")
+        return scaled_rope(reader, rotary_dim, theta, max_position, original)
+    return scaled_rope(reader, rotary_dim, theta, max_position)
 
 
 def scaled_rope(
-    reader: ConfigReader, rotary_dim: int, theta: float, max_position: int
+    reader: ConfigReader,
+    rotary_dim: int,
+    theta: float,
+    max_position: int,
+    original: int | None = None,
 ) -> RopeConfig:
-    """The rotation that one object of rope parameters describes."""
+    """The rotation that one object of rope parameters describes. original: the length before
+    scaling, where it stands outside the object; it goes first then."""
     key = (
         "type"
         if reader.get("rope_type") is None and reader.get("type") is not None
         else "rope_type"
     )
     kind = reader.text(key, "default")
-    if kind == "default":
+    # Dynamic scaling begins past max_position, where no request gets to.
+    if kind in ("default", "dynamic"):
         return RopeConfig(rotary_dim=rotary_dim, theta=theta)
     if kind == "linear":
         return RopeConfig(
             rotary_dim=rotary_dim, theta=theta, kind="linear", factor=reader.number("factor")
         )
+    own = reader.integer("original_max_position_embeddings", max_position)
+    original = original or own
+    if kind == "yarn":
+        return _yarn(reader, rotary_dim, theta, max_position, original)
+    if kind in ("longrope", "su"):
+        return _longrope(reader, rotary_dim, theta, max_position, original)
     if kind == "llama3":
         low, high = reader.number("low_freq_factor"), reader.number("high_freq_factor")
         if low >= high:
@@ -167,9 +184,57 @@ def scaled_rope(
             factor=reader.number("factor"),
             low_freq_factor=low,
             high_freq_factor=high,
-            original_max_position=reader.integer("original_max_position_embeddings", max_position),
+            original_max_position=original,
         )
     raise UnsupportedError(
-        f'{reader.where}: {key}="{kind}" is not supported; it must be "default", "linear" or '
-        '"llama3".'
+        f'{reader.where}: {key}="{kind}" is not supported; it must be "default", "linear", '
+        '"dynamic", "llama3", "yarn" or "longrope".'
+    )
+
+
+def _yarn(
+    reader: ConfigReader, rotary_dim: int, theta: float, max_position: int, original: int
+) -> RopeConfig:
+    factor = reader.number("factor", max_position / original)
+    fast, slow = reader.number("beta_fast", 32.0), reader.number("beta_slow", 1.0)
+    if fast < slow:
+        raise reader.wrong("beta_fast", f"at least beta_slow={slow:g}")
+    multipliers = [1.0]
+    if reader.get("mscale") is not None and reader.get("mscale_all_dim") is not None:
+        multipliers = [reader.number("mscale"), reader.number("mscale_all_dim")]
+    scales = [1.0 if factor <= 1 else 0.1 * m * math.log(factor) + 1.0 for m in multipliers]
+    implied = scales[0] / scales[1] if len(scales) == 2 else scales[0]
+    return RopeConfig(
+        rotary_dim=rotary_dim,
+        theta=theta,
+        kind="yarn",
+        factor=factor,
+        original_max_position=original,
+        attention_factor=reader.number("attention_factor", implied),
+        beta_fast=fast,
+        beta_slow=slow,
+        truncate=reader.boolean("truncate", True),
+    )
+
+
+def _longrope(
+    reader: ConfigReader, rotary_dim: int, theta: float, max_position: int, original: int
+) -> RopeConfig:
+    factor = reader.number("factor", max_position / original)
+    implied = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    factors = reader.get("short_factor")
+    if (
+        not isinstance(factors, list)
+        or len(factors) != rotary_dim // 2
+        or any(type(one) not in (int, float) or not 0 < one < math.inf for one in factors)
+    ):
+        raise reader.wrong("short_factor", f"a list of {rotary_dim // 2} numbers above 0")
+    return RopeConfig(
+        rotary_dim=rotary_dim,
+        theta=theta,
+        kind="longrope",
+        factor=factor,
+        original_max_position=original,
+        attention_factor=reader.number("attention_factor", implied),
+        short_factors=tuple(float(one) for one in factors),
     )
