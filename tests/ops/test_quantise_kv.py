@@ -108,15 +108,15 @@ def test_extremes(dtype, code):
 
 
 @with_each_code
-def test_codes_saturate(code):
+def test_no_code_overflows(code):
     """A scale that is rounded down leaves numbers above the largest code."""
-    saturated = 0
+    above = 0
     for largest in np.linspace(1, 2, 40):
         kv = torch.tensor([[largest, -largest, 0.3, 0.0]])
         found, scale = decoded(quantise_kv(kv, 1, CODES[code]), 1, 2, CODES[code])
-        saturated += scale[0, 0, 0] * LARGEST[code] < largest
+        above += scale[0, 0, 0] * LARGEST[code] < largest
         np.testing.assert_allclose(found[0, 0, 0], [largest, -largest], rtol=1 / 253)
-    assert 5 < saturated < 35
+    assert 5 < above < 35
 
 
 @with_each_code

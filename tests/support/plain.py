@@ -27,10 +27,11 @@ KINDS: dict[str, Callable[..., SamplingParams]] = {"greedy": greedy, "seeded": s
 
 
 @functools.cache
-def plain_engine(folder: Path) -> TinyEngine:
+def plain_engine(folder: Path, kv_dtype: str = "float32") -> TinyEngine:
     """Each request alone, reference attention, one step at a time, no prefix cache."""
     return TinyEngine(
         folder,
+        kv_dtype=kv_dtype,
         attention_backend="reference",
         max_steps_in_flight=1,
         enable_prefix_caching=False,
@@ -47,12 +48,13 @@ def plain_tokens(
     *,
     seed: int = 7,
     folder: Path | None = None,
+    kv_dtype: str = "float32",
 ) -> list[int]:
     """The plain engine's tokens of one request."""
     folder = folder or tiny_llama()
-    key = folder, tuple(prompt), repr(params), seed
+    key = folder, tuple(prompt), repr(params), seed, kv_dtype
     if key not in _known:
-        engine = plain_engine(folder)
+        engine = plain_engine(folder, kv_dtype)
         name = engine.add(prompt, params, seed=seed)
         outcome = engine.run()[name]
         assert outcome.finish_reason in ("length", "stop"), outcome.error

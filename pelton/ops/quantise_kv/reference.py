@@ -13,9 +13,9 @@ def quantise_kv(kv: torch.Tensor, num_kv_heads: int, codes: torch.dtype) -> torc
     heads = heads.to(torch.promote_types(kv.dtype, torch.float32))
     # Above zero, so that zeros are not 0 / 0.
     scale = (heads.abs().amax(-1) / info.max).clamp_(min=torch.finfo(SCALE).tiny).to(SCALE)
-    # The largest number lies beyond the largest code where its scale was rounded down, and not
-    # every version of torch saturates when it converts.
-    scaled = (heads / scale[..., None]).clamp_(-info.max, info.max)
+    # Where its scale was rounded down the largest number lies up to 1/256 beyond the largest code,
+    # and that rounds to it in every type of codes: none overflows.
+    scaled = heads / scale[..., None]
     if not codes.is_floating_point:
         scaled.round_()
     width = num_codes + 2 * num_kv_heads * SCALE.itemsize
