@@ -5,8 +5,9 @@ Returns uint8 [T, 2 * Hk * (D + 2)], new memory: a token's codes [2, Hk, D], the
 [2, Hk] in bfloat16. What a token becomes depends on that token alone.
 
 A head x of D numbers becomes codes of x / scale, to the nearest, with scale = max |x| / the largest
-code, rounded to bfloat16. No code overflows. Zeros stay zeros. A NaN or an infinity makes NaN of the
-whole head when it is read, so the fault stays visible. Bounds of |dequantised - x|, beside 1e-38:
+code, rounded to bfloat16. No code overflows. Zeros stay zeros. A NaN or an infinity makes NaN of
+the whole head when it is read, so the fault stays visible. Bounds of |dequantised - x|, beside
+1e-38:
 
     int8           max |x| / 253
     float8_e4m3fn  |x| / 16 + max |x| / 2^18
