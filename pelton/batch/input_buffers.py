@@ -17,7 +17,8 @@ class InputBuffers:
     """One set of buffers; the global batch has one, every derived batch one of its own.
 
     Args:
-        max_rows, max_tokens: the largest executed sizes.
+        max_rows, max_tokens: the largest executed sizes. rows_per_request: verification rows of a
+            request; a step never has more of them than tokens.
         table_widths: per KV group, columns of its block table.
     """
 
@@ -41,16 +42,16 @@ class InputBuffers:
         self._idx_mapping = staging.section(f"{name}.idx_mapping", max_rows)
         self._query_start_loc = staging.section(f"{name}.query_start_loc", max_rows + 1)
         self._cu_num_logits = staging.section(f"{name}.cu_num_logits", max_rows + 1)
-        max_logits = max_rows * rows_per_request
+        self.max_logits = min(max_rows * rows_per_request, max_tokens)
         self._ids = device.zeros((max_tokens,), torch.int32)
         self._positions = device.zeros((num_position_axes, max_tokens), torch.int64)
         self._seq_lens = device.zeros((max_rows,), torch.int32)
         self._is_padding = device.zeros((max_tokens,), torch.bool)
         self._tables = tuple(device.zeros((max_rows, width), torch.int32) for width in table_widths)
         self._slot_mappings = tuple(device.zeros((max_tokens,), torch.int64) for _ in table_widths)
-        self._logits_indices = device.zeros((max_logits,), torch.int64)
-        self._logits_slots = device.zeros((max_logits,), torch.int64)
-        self._logits_positions = device.zeros((max_logits,), torch.int32)
+        self._logits_indices = device.zeros((self.max_logits,), torch.int64)
+        self._logits_slots = device.zeros((self.max_logits,), torch.int64)
+        self._logits_positions = device.zeros((self.max_logits,), torch.int32)
 
     def fill_header(
         self,
@@ -79,6 +80,7 @@ class InputBuffers:
         rows, tokens = descriptor.num_rows, descriptor.num_tokens
         assert rows <= self.max_rows, "more rows executed than the buffers hold"
         assert tokens <= self.max_tokens, "more tokens executed than the buffers hold"
+        assert num_logits <= self.max_logits, "more verification rows than the buffers hold"
         widths = [-(-max(descriptor.max_seq_len, 1) // size) for size in self._block_sizes]
         return (
             StepArrays(

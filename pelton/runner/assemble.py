@@ -184,11 +184,13 @@ def assemble(
                 depth=depth,
                 max_rows=max_rows,
                 num_drafts=num_drafts,
+                max_logits=buffers.max_logits,
                 max_logprobs=max_logprobs,
             ),
             make_drafting(device, config),
             max_rows=max_rows,
             num_drafts=num_drafts,
+            max_logits=buffers.max_logits,
             max_logprobs=max_logprobs,
             dtype=dtype,
             after_sample=None

@@ -13,7 +13,7 @@ from pelton.speculation.protocol import SampledStep, SpeculatorNeeds
 class NgramSpeculator:
     """Prompt lookup: no weights, no KV; a text without repetition costs no verification."""
 
-    needs = SpeculatorNeeds(token_ids=True, draft_counts=True)
+    needs = SpeculatorNeeds(draft_counts=True)
 
     def __init__(self, device: Device, config: EngineConfig) -> None:
         self._device = device

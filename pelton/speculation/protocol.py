@@ -13,17 +13,14 @@ from pelton.ops.step_tensors import RowTensors
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculatorNeeds:
-    """What a speculator asks of the engine, as data.
+    """What a speculator asks of the engine, as data. The token table and the last layer's output
+    are always there, since drafts are made where tokens are drawn.
 
-    token_ids: reads the rows' token table, so it can run wherever row state is.
-    hidden_states: reads the last layer's output, so it runs where that layer does.
     draft_counts: often proposes fewer than K drafts. Each step's result then waits for the
         proposals and tells the host how many there are, and the next step verifies no more.
         Without it the host counts on K drafts, and a result does not wait.
     """
 
-    token_ids: bool = False
-    hidden_states: bool = False
     draft_counts: bool = False
 
 

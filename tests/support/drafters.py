@@ -21,7 +21,7 @@ class ScriptedDrafter:
     answers: the full token sequences that requests will have; mode: a name from MODES.
     """
 
-    needs = SpeculatorNeeds(token_ids=True)
+    needs = SpeculatorNeeds()
     answers: ClassVar[list[list[int]]] = []
     mode = "right"
     MODES = ("right", "wrong", "random", "outside", "some", "none")
@@ -63,4 +63,4 @@ class ScriptedDrafter:
 class CountingDrafter(ScriptedDrafter):
     """The same, and each result waits for the number of its drafts."""
 
-    needs = SpeculatorNeeds(token_ids=True, draft_counts=True)
+    needs = SpeculatorNeeds(draft_counts=True)

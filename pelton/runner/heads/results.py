@@ -18,8 +18,9 @@ class HostResults:
     """One ring slot: packed [R, 1 + K + 2] and num_proposed [R] int32, and log-probabilities of up
     to N rows."""
 
-    def __init__(self, device: Device, max_rows: int, num_drafts: int, max_logprobs: int) -> None:
-        max_logits = max_rows * (1 + num_drafts)
+    def __init__(
+        self, device: Device, max_rows: int, num_drafts: int, max_logits: int, max_logprobs: int
+    ) -> None:
         self.packed = device.host_buffer((max_rows, num_drafts + 3), torch.int32)
         self.num_proposed = device.host_buffer((max_rows,), torch.int32)
         self.token_logprobs = device.host_buffer((max_logits,), torch.float32)
@@ -30,14 +31,25 @@ class HostResults:
 
 
 class ResultRing:
-    """Slots for the steps in flight; a slot is free when its result was collected."""
+    """Slots for the steps in flight; a slot is free when its result was collected.
+
+    max_logits: verification rows of a step.
+    """
 
     def __init__(
-        self, device: Device, *, depth: int, max_rows: int, num_drafts: int, max_logprobs: int
+        self,
+        device: Device,
+        *,
+        depth: int,
+        max_rows: int,
+        num_drafts: int,
+        max_logits: int,
+        max_logprobs: int,
     ) -> None:
         self._poisons = device.poisons
         self._slots = [
-            HostResults(device, max_rows, num_drafts, max_logprobs) for _ in range(depth + 1)
+            HostResults(device, max_rows, num_drafts, max_logits, max_logprobs)
+            for _ in range(depth + 1)
         ]
         self._next = 0
 

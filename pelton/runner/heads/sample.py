@@ -25,6 +25,7 @@ from pelton.speculation.protocol import SampledStep
 class SampleHead:
     """Head product, sampling, verification, the copy to the host, the rows' advance, and drafts.
 
+    max_logits: verification rows of a step.
     after_sample: queues what other stages are told, [B, 1 + K + 2] packed results.
     """
 
@@ -40,11 +41,12 @@ class SampleHead:
         *,
         max_rows: int,
         num_drafts: int,
+        max_logits: int,
         max_logprobs: int,
         dtype: torch.dtype,
         after_sample: Callable[[torch.Tensor], None] | None = None,
     ) -> None:
-        max_logits = max(max_rows * (1 + num_drafts), MIN_TILE_ROWS)
+        max_logits = max(max_logits, MIN_TILE_ROWS)
         self._device = device
         self._model = model
         self._sampler = sampler
