@@ -131,6 +131,23 @@ def _qwen3(meta: Metadata) -> ModelConfig:
     return _qwen(meta, architecture="Qwen3ForCausalLM", qk_norm=True)
 
 
+def _qwen3moe(meta: Metadata) -> ModelConfig:
+    """All layers are sparse, and the weights of a token's experts sum to one: no key says else."""
+    count = meta.integer("expert_count")
+    chosen = meta.integer("expert_used_count")
+    if chosen > count:
+        raise meta.wrong("expert_used_count", f"at most expert_count={count}")
+    return _qwen(
+        meta,
+        architecture="Qwen3MoeForCausalLM",
+        qk_norm=True,
+        num_experts=count,
+        experts_per_token=chosen,
+        moe_intermediate_size=meta.integer("expert_feed_forward_length", high=MAX_INTERMEDIATE),
+        norm_topk_prob=True,
+    )
+
+
 def _qwen(meta: Metadata, **own: Any) -> ModelConfig:
     if meta.integer("attention.sliding_window", 0, low=0):
         # Only some layers have it, and the file cannot say which.
@@ -225,6 +242,7 @@ ARCHITECTURES: dict[str, Callable[[Metadata], ModelConfig]] = {
     "phi3": _phi3,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
+    "qwen3moe": _qwen3moe,
 }
 
 
@@ -259,7 +277,7 @@ def gguf_model_config(header: GGUFHeader) -> ModelConfig:
 def _refuse_unread(meta: Metadata) -> None:
     """A key that nothing reads may change the arithmetic."""
     for name, neutral in _NEUTRAL.items():
-        if meta.get(name) not in (None, neutral):
+        if meta.key(name) not in meta.read and meta.get(name) not in (None, neutral):
             raise meta.refused(name, f"{neutral!r} or absent")
     known = meta.read | {meta.key(name) for name in _IGNORED}
     for key in meta.header.metadata:

@@ -5,8 +5,12 @@ from __future__ import annotations
 from typing import ClassVar
 
 from pelton.models.decoder import Decoder
-from pelton.models.qwen3_moe_names import QWEN3_MOE_HF
+from pelton.models.qwen3_moe_names import QWEN3_MOE_GGUF, QWEN3_MOE_HF
 
 
 class Qwen3Moe(Decoder):
-    names: ClassVar = {"safetensors": QWEN3_MOE_HF, "dummy": QWEN3_MOE_HF}
+    names: ClassVar = {
+        "safetensors": QWEN3_MOE_HF,
+        "dummy": QWEN3_MOE_HF,
+        "gguf": QWEN3_MOE_GGUF,
+    }

@@ -1,3 +1,5 @@
+import re
+
 import gguf
 import numpy as np
 import pytest
@@ -154,7 +156,7 @@ def test_keys_that_change_nothing(make):
     ("architecture", "nearest"), [("llama4", "llama"), ("qwen2vl", "qwen2"), ("gemma", "gemma[23]")]
 )
 def test_unknown_architecture(make, architecture, nearest):
-    known = "gemma2, gemma3, .*llama, .*phi3, qwen2, qwen3"
+    known = "gemma2, gemma3, .*llama, .*phi3, qwen2, qwen3, qwen3moe"
     says = rf"'{architecture}'.*Did you mean '{nearest}'.*Known: {known}"
     with pytest.raises(UnsupportedError, match=says):
         read_model_config(make(architecture=architecture))
@@ -190,6 +192,27 @@ def test_longrope_is_refused(make):
 def test_qwens_window_is_refused(make):
     with pytest.raises(UnsupportedError, match=r"qwen2\.attention\.sliding_window=9"):
         read_model_config(make({"qwen2.attention.sliding_window": 9}, architecture="qwen2"))
+
+
+def test_experts(make):
+    experts = {
+        "qwen3moe.expert_count": 8,
+        "qwen3moe.expert_used_count": 3,
+        "qwen3moe.expert_feed_forward_length": 24,
+    }
+    model = read_model_config(make(experts, architecture="qwen3moe"))
+    assert (model.num_experts, model.experts_per_token, model.moe_intermediate_size) == (8, 3, 24)
+    assert model.norm_topk_prob
+    assert all(model.is_sparse(index) for index in range(model.num_layers))
+    for key in experts:
+        with pytest.raises(CheckpointError, match=f"'{re.escape(key)}' is missing"):
+            read_model_config(make({**experts, key: None}, architecture="qwen3moe"))
+    wrong = {**experts, "qwen3moe.expert_used_count": 9}
+    with pytest.raises(CheckpointError, match="expert_used_count must be at most expert_count=8"):
+        read_model_config(make(wrong, architecture="qwen3moe"))
+    wrong = {**experts, "qwen3moe.expert_weights_scale": 2.5}
+    with pytest.raises(UnsupportedError, match=r"expert_weights_scale=2\.5 is not supported"):
+        read_model_config(make(wrong, architecture="qwen3moe"))
 
 
 def test_gemmas_scale_and_caps(make):

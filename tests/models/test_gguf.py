@@ -35,6 +35,15 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3", {"hidden_size": 64}),
     "qwen3 tied": ("Qwen3", {"tie_word_embeddings": True}),
     "qwen3 biases": ("Qwen3", {"attention_bias": True}),
+    "qwen3 moe": (
+        "Qwen3Moe",
+        {
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "norm_topk_prob": True,
+        },
+    ),
     "phi3": ("Phi3", {"hidden_size": 64}),
     "phi3 partial": ("Phi3", {"hidden_size": 64, "rope_parameters": HALF, "sliding_window": 9}),
     "gemma2": ("Gemma2", {**GEMMA, "attn_logit_softcapping": 2.0, "tie_word_embeddings": True}),
@@ -68,6 +77,13 @@ def test_logits_are_the_checkpoints(variant: str) -> None:
     (ids,) = prompts_of([45], seed=3)
     logits = [engine_logits(TinyEngine(one), ids) for one in (folder, file)]
     torch.testing.assert_close(*logits, rtol=1e-4, atol=2e-4)
+
+
+def test_experts_with_gate_and_up_in_one_tensor() -> None:
+    folder, _ = folders_of("qwen3 moe")
+    (ids,) = prompts_of([21], seed=3)
+    fused = engine_logits(TinyEngine(as_gguf(folder, fuse_experts=True)), ids)
+    assert torch.equal(fused, engine_logits(TinyEngine(as_gguf(folder)), ids))
 
 
 # transformers reads the head size of Gemma alone, and assumes 128 for Qwen 3.
@@ -116,7 +132,7 @@ def test_every_architecture_is_here() -> None:
 
 
 @pytest.mark.parametrize(
-    "variant", ["mistral", "qwen2", "qwen3", "phi3 partial", "gemma2", "gemma3"]
+    "variant", ["mistral", "qwen2", "qwen3", "qwen3 moe", "phi3 partial", "gemma2", "gemma3"]
 )
 def test_greedy_tokens_equal_transformers(variant: str) -> None:
     folder, file = folders_of(variant)

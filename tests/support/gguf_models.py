@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ ARCHITECTURES = {
     "MistralForCausalLM": gguf.MODEL_ARCH.LLAMA,
     "Qwen2ForCausalLM": gguf.MODEL_ARCH.QWEN2,
     "Qwen3ForCausalLM": gguf.MODEL_ARCH.QWEN3,
+    "Qwen3MoeForCausalLM": gguf.MODEL_ARCH.QWEN3MOE,
     "Phi3ForCausalLM": gguf.MODEL_ARCH.PHI3,
     "Gemma2ForCausalLM": gguf.MODEL_ARCH.GEMMA2,
     "Gemma3ForCausalLM": gguf.MODEL_ARCH.GEMMA3,
@@ -27,16 +29,27 @@ ARCHITECTURES = {
 
 
 @functools.cache
-def as_gguf(folder: Path) -> Path:
-    """A folder with one file, in float32, of the checkpoint in `folder`."""
+def as_gguf(folder: Path, *, fuse_experts: bool = False) -> Path:
+    """A folder with one file, in float32, of the checkpoint in `folder`.
+
+    fuse_experts: gate and up of experts in one tensor, as the converter's option of the name does.
+    """
     config = json.loads((folder / "config.json").read_text())
     arch = ARCHITECTURES[config["architectures"][0]]
     out = Path(tempfile.mkdtemp(prefix="pelton-gguf-"))
     writer = gguf.GGUFWriter(out / "m.gguf", gguf.MODEL_ARCH_NAMES[arch])
     _write_keys(writer, arch, config)
     names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
-    for name, tensor in load_file(folder / "model.safetensors").items():
+    tensors = _stacked(load_file(folder / "model.safetensors"))
+    for gate in [name for name in tensors if fuse_experts and "experts.gate_proj" in name]:
+        up = gate.replace("gate_proj", "up_proj")
+        fused = np.concatenate([tensors.pop(gate), tensors.pop(up)], axis=1)
+        tensors[gate.replace("gate_proj", "gate_up_proj")] = fused
+    for name, tensor in tensors.items():
         target = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if "experts.gate_up_proj" in name:  # of no architecture's table yet
+            pattern = gguf.TENSOR_NAMES[gguf.MODEL_TENSOR.FFN_GATE_UP_EXP]
+            target = pattern.format(bid=name.split(".")[2]) + ".weight"
         assert target is not None, name
         writer.add_tensor(target, _values(arch, config, name, tensor))
     writer.write_header_to_file()
@@ -44,6 +57,21 @@ def as_gguf(folder: Path) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return out
+
+
+def _stacked(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Experts' tensors as one of all, in their order."""
+    found: dict[str, np.ndarray] = {}
+    stacks: dict[str, dict[int, np.ndarray]] = {}
+    for name, tensor in tensors.items():
+        if expert := re.search(r"\.experts\.(\d+)\.", name):
+            joint = name.replace(f".experts.{expert[1]}.", ".experts.")
+            stacks.setdefault(joint, {})[int(expert[1])] = tensor
+        else:
+            found[name] = tensor
+    for name, stack in stacks.items():
+        found[name] = np.stack([stack[index] for index in range(len(stack))])
+    return found
 
 
 def _values(arch: Any, config: dict[str, Any], name: str, tensor: np.ndarray) -> np.ndarray:
@@ -87,7 +115,11 @@ def _write_keys(writer: gguf.GGUFWriter, arch: Any, config: dict[str, Any]) -> N
             writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
         if config["final_logit_softcapping"] is not None:
             writer.add_final_logit_softcapping(config["final_logit_softcapping"])
-    if arch not in (gguf.MODEL_ARCH.QWEN2, gguf.MODEL_ARCH.QWEN3):
+    if arch == gguf.MODEL_ARCH.QWEN3MOE:
+        writer.add_expert_count(config["num_local_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    if not gguf.MODEL_ARCH_NAMES[arch].startswith("qwen"):
         writer.add_sliding_window(config.get("sliding_window") or 0)
     if arch == gguf.MODEL_ARCH.GEMMA3:
         kinds = [kind == "sliding_attention" for kind in config["layer_types"]]
