@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from engine.test_llm import TEXTS, ask, ids, make_llm
-from engine.test_open_requests import Rig, plain, tokens_of
+from engine.test_open_requests import NGRAM, Rig, plain, tokens_of
 from support.batch import padded
 from support.plain import greedy, plain_tokens, seeded
 from support.tiny import oracle_logits, prompts_of, tiny_llama
@@ -19,16 +20,22 @@ from pelton.errors import RequestError
 from pelton.sampling.prompt_logprobs import PromptLogprobRows
 
 PROMPTS = prompts_of([1, 2, 8, 9, 21, 37], seed=31)
+# Of a model with few tokens, whose texts repeat themselves: n-grams are found, and some are right.
+REPEATING = [[3 + token % 9 for token in ids] * 2 for ids in prompts_of([1, 2, 4, 7, 11], seed=21)]
 
 
-def check(output: RequestOutput, prompt: list[int], k: int) -> None:
+def few_tokens() -> Path:
+    return tiny_llama(vocab_size=12)
+
+
+def check(output: RequestOutput, prompt: list[int], k: int, folder: Path | None = None) -> None:
     """The token itself first, then the k best, within 1e-4 of transformers' log_softmax."""
     assert output.error is None
     found = output.prompt_logprobs
     assert found is not None
     assert len(found) == len(prompt)
     assert found[0] is None
-    expected = oracle_logits(tiny_llama(), prompt).log_softmax(-1).numpy()
+    expected = oracle_logits(folder or tiny_llama(), prompt).log_softmax(-1).numpy()
     for position, entry in enumerate(found[1:], 1):
         assert entry is not None
         row, token = expected[position - 1], prompt[position]
@@ -176,6 +183,103 @@ def test_with_several_answers():
     check(output, PROMPTS[4], 1)
     assert tokens_of(output) == plain(PROMPTS[4], 3, 3)
     assert [row.num_computed_tokens for row in rig.new_rows] == [0, 20, 20]
+
+
+# Together with drafts.
+
+
+def drafted(**changes: Any) -> Rig:
+    return Rig(few_tokens(), speculation=NGRAM, **changes)
+
+
+@pytest.mark.parametrize("chunk", [0, 1, 3])
+@pytest.mark.parametrize(("device", "depth"), [("cpu", 1), ("queued", 2), ("fake", 3)])
+def test_with_drafts(device, depth, chunk):
+    """Some rows are verified while others' prompts are scored, in the same buffers."""
+    rig = drafted(
+        device=device,
+        max_steps_in_flight=depth,
+        max_num_seqs=3,
+        long_prefill_token_threshold=chunk,
+    )
+    asked = {}
+    for index, prompt in enumerate(REPEATING * 2):
+        k = (None, 0, 3, 7)[(index + 1) % 4]
+        output = rig.add(str(index), prompt, seeded(10, seed=index, prompt_logprobs=k, logprobs=k))
+        asked[index] = output, prompt, k
+        rig.step()
+    rig.run()
+    assert rig.loop.scheduler.stats.num_accepted_tokens > 0
+    for index, (output, prompt, k) in asked.items():
+        assert tokens_of(output) == plain(prompt, 1, index, 10, few_tokens())
+        if k is None:
+            assert output.prompt_logprobs is None
+        else:
+            check(output, prompt, k, few_tokens())
+
+
+@pytest.mark.parametrize(("device", "depth"), [("cpu", 1), ("queued", 2), ("fake", 3)])
+def test_with_drafts_answers_hits_and_preemption(device, depth):
+    """Case 2, with drafts and n > 1: all answers preempted after any step, some of them in the
+    middle of the prompt, which is in the prefix cache already."""
+    prompt, folder = REPEATING[4], few_tokens()
+    num_preemptions = num_accepted = 0
+    for num_steps in range(1, 15, 1 if device == "cpu" else 3):
+        rig = drafted(
+            device=device, max_steps_in_flight=depth, long_prefill_token_threshold=5, num_blocks=40
+        )
+        rig.add("before", prompt, greedy(1))
+        rig.run()
+        output = rig.add("a", prompt, seeded(12, n=3, seed=3, prompt_logprobs=2))
+        for _ in range(num_steps):
+            rig.step()
+        for name in ("a", "a#1", "a#2"):
+            rig.loop.scheduler.preempt(name)
+        rig.run()
+        check(output, prompt, 2, folder)
+        assert tokens_of(output) == plain(prompt, 3, 3, folder=folder)
+        num_preemptions += rig.loop.scheduler.stats.num_preemptions
+        num_accepted += rig.loop.scheduler.stats.num_accepted_tokens
+    assert num_preemptions > 5
+    assert num_accepted > 0
+
+
+def test_with_drafts_bit_for_bit():
+    """Case 17, with drafts and n > 1: of the prompt and of the answers, the values without drafts;
+    n distinct ones, sorted, and the token itself."""
+    invariant = {"attention_backend": "invariant", "batch_invariant": True}
+    for k in (0, 1, 5):
+        found = []
+        for changes in ({}, {"speculation": NGRAM}, {"speculation": NGRAM, "device": "fake"}):
+            rig = Rig(few_tokens(), **invariant, **changes)
+            params = SamplingParams(
+                temperature=2.0,
+                max_tokens=12,
+                ignore_eos=True,
+                n=2,
+                seed=3,
+                prompt_logprobs=k,
+                logprobs=k,
+            )
+            others = [rig.add(f"o{i}", REPEATING[i], greedy(9)) for i in (2, 3)]
+            output = rig.add("a", REPEATING[4], params)
+            rig.run()
+            assert all(tokens_of(other) for other in others)
+            answers = [
+                [[(token, one.logprob, one.rank) for token, one in row.items()] for row in rows]
+                for answer in output.outputs
+                for rows in [answer.logprobs]
+            ]
+            found.append((values(output), answers))
+        assert found[0] == found[1] == found[2]
+        for answer, rows in zip(output.outputs, found[0][1]):
+            for token, row in zip(answer.token_ids, rows, strict=True):
+                assert row[0][0] == token
+                assert len(row) in (k, k + 1)
+                top = sorted((one for one in row if one[2] <= k), key=lambda one: one[2])
+                assert [value for _, value, _ in top] == sorted(
+                    (v for _, v, _ in top), reverse=True
+                )
 
 
 def test_host_memory_is_there_while_someone_asks():

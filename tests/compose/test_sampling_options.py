@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.drafters import ScriptedDrafter
 from support.plain import greedy, plain_tokens, seeded
 from support.sampling import edited
 from support.tiny import VOCAB, TinyEngine, oracle_logits, prompts_of, tiny_llama
@@ -20,6 +21,7 @@ from pelton.core.request import Request
 from pelton.errors import RequestError, RequestFailed
 from pelton.sampling import table
 from pelton.sampling.rows import SamplingRows
+from pelton.speculation.table import SPECULATORS
 
 PROMPTS = prompts_of((3, 8, 13, 21), seed=4)
 FEW = list(range(0, VOCAB, 9))
@@ -32,6 +34,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "processor": {"logits_processors": {"ban_seen": {"outputs_only": False}}},
 }
 NUM_TOKENS = 14
+NGRAM = SpeculationConfig(
+    method="ngram", prompt_lookup_min=1, prompt_lookup_max=2, num_speculative_tokens=3
+)
 
 
 @pytest.fixture(autouse=True)
@@ -150,14 +155,58 @@ def test_with_drafts(device, depth):
         tiny_llama(),
         device=device,
         max_steps_in_flight=depth,
-        speculation=SpeculationConfig(
-            method="ngram", prompt_lookup_min=1, prompt_lookup_max=2, num_speculative_tokens=3
-        ),
+        speculation=NGRAM,
     )
     expected = add_all(engine)
     check(engine, expected)
     stats = engine.loop.scheduler.stats
     assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens
+
+
+@pytest.mark.parametrize(("device", "depth"), [("cpu", 1), ("queued", 2), ("fake", 3)])
+def test_with_drafts_preempted_again_and_again(device, depth):
+    """Case 2, with drafts, biases, allowed tokens and bad words."""
+    engine = TinyEngine(
+        tiny_llama(),
+        device=device,
+        max_steps_in_flight=depth,
+        long_prefill_token_threshold=4,
+        speculation=NGRAM,
+    )
+    expected = add_all(engine)
+    for count in range(600):
+        if not engine.loop.has_work():
+            break
+        engine.step()
+        if count % 7 == 3:
+            for name in expected:
+                engine.loop.scheduler.preempt(name)
+    check(engine, expected)
+    assert sum(engine.outcomes[name].request.num_preemptions for name in expected) > 9
+    assert engine.loop.scheduler.stats.num_accepted_tokens > 0
+
+
+@pytest.mark.parametrize(("device", "depth"), [("cpu", 1), ("fake", 3)])
+@pytest.mark.parametrize("mode", ["random", "outside"])
+def test_drafts_bring_no_illegal_token(monkeypatch, mode, device, depth):
+    """Case 20: drafts that a row's own lists forbid, or that no vocabulary has."""
+    monkeypatch.setitem(SPECULATORS, "scripted", "support.drafters:ScriptedDrafter")
+    monkeypatch.setattr(ScriptedDrafter, "mode", mode)
+    engine = TinyEngine(
+        tiny_llama(),
+        device=device,
+        max_steps_in_flight=depth,
+        speculation=SpeculationConfig(method="scripted", num_speculative_tokens=3),
+    )
+    expected = add_all(engine)
+    # One legal token, which no draft is.
+    single = engine.add(PROMPTS[1], seeded(NUM_TOKENS, allowed_token_ids=[VOCAB - 1]))
+    check(engine, expected)
+    assert engine.outcomes[single].token_ids == [VOCAB - 1] * NUM_TOKENS
+    for name in expected:
+        allowed = engine.outcomes[name].request.params.allowed_token_ids or range(VOCAB)
+        assert set(engine.outcomes[name].token_ids) <= set(allowed)
+    assert engine.loop.scheduler.stats.num_draft_tokens > 0
 
 
 def test_nothing_is_left_when_all_have_ended():

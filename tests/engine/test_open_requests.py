@@ -5,16 +5,18 @@ from __future__ import annotations
 import random
 import signal
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from engine.test_llm import TEXTS, ask, check_answers, expected, ids, make_llm, text_of
 from support.plain import greedy, plain_tokens, seeded
-from support.tiny import TinyEngine, prompts_of, tiny_llama
+from support.tiny import VOCAB, TinyEngine, prompts_of, tiny_llama
 
 from pelton import LLM, SamplingParams
 from pelton.config.params import MAX_N
+from pelton.config.speculation import SpeculationConfig
 from pelton.core.request import Request
 from pelton.engine.open_requests import OpenRequests
 from pelton.engine.outputs import RequestOutput
@@ -26,8 +28,8 @@ PROMPTS = prompts_of([1, 4, 7, 8, 9, 21], seed=5)
 class Rig:
     """OpenRequests over a tiny engine without text."""
 
-    def __init__(self, **changes: Any) -> None:
-        self.engine = TinyEngine(tiny_llama(), **changes)
+    def __init__(self, folder: Path | None = None, **changes: Any) -> None:
+        self.engine = TinyEngine(folder or tiny_llama(), **changes)
         self.loop = self.engine.loop
         self.open = OpenRequests(self.loop.add, self.loop.abort, None)
         self.new_rows: list[Any] = []
@@ -72,8 +74,12 @@ def tokens_of(output: RequestOutput) -> list[list[int]]:
     return [one.token_ids for one in output.outputs]
 
 
-def plain(prompt: list[int], n: int, seed: int, num_tokens: int = 12) -> list[list[int]]:
-    return [plain_tokens(prompt, seeded(num_tokens, seed=seed + i)) for i in range(n)]
+def plain(
+    prompt: list[int], n: int, seed: int, num_tokens: int = 12, folder: Path | None = None
+) -> list[list[int]]:
+    return [
+        plain_tokens(prompt, seeded(num_tokens, seed=seed + i), folder=folder) for i in range(n)
+    ]
 
 
 @pytest.mark.parametrize("changes", [{}, {"long_prefill_token_threshold": 3}])
@@ -194,6 +200,73 @@ def test_abort_after_any_step(device):
         rig.run()
         assert tokens_of(witness) == plain(PROMPTS[3], 2, 4, 8)
     assert was_finished
+
+
+NGRAM = SpeculationConfig(
+    method="ngram", prompt_lookup_min=1, prompt_lookup_max=3, num_speculative_tokens=3
+)
+
+
+@pytest.mark.parametrize(("device", "depth"), [("cpu", 1), ("fake", 3)])
+def test_cancelled_with_drafts_and_lists(device, depth):
+    """Case 32, with drafts, n > 1, biases and bad words: nothing is left in any of them."""
+    rig = Rig(
+        tiny_llama(vocab_size=12),
+        device=device,
+        num_blocks=40,
+        max_steps_in_flight=depth,
+        speculation=NGRAM,
+    )
+    options = [
+        {"logit_bias": {5: 2.0, 7: -3.0}},
+        {"bad_words_token_ids": ((5, 6), (7,))},
+        {"allowed_token_ids": [3, 4, 5]},
+        {"prompt_logprobs": 2, "logprobs": 3},
+    ]
+    rng = random.Random(4)
+    for index in range(160):
+        prompt = [3 + token % 9 for token in rng.choice(PROMPTS)] * 2
+        params = seeded(12, n=rng.choice([1, 3]), seed=index, **rng.choice(options))
+        rig.add(f"r{index}", prompt, params)
+        for _ in range(rng.randrange(4)):
+            rig.step()
+        if index >= 4:
+            rig.open.abort(f"r{index - rng.randrange(5)}")
+    rig.open.abort_all()
+    rig.check_empty()
+    assert rig.loop.scheduler.stats.num_accepted_tokens > 10
+    folder = tiny_llama(vocab_size=12)
+    prompt = [5, 6, 7] * 3
+    output = rig.add("r", prompt, seeded(n=2, seed=3))
+    rig.run()
+    assert tokens_of(output) == plain(prompt, 2, 3, folder=folder)
+    hooks = rig.engine.worker._assembled.runner._add_hooks
+    rows = {type(hook.__self__).__name__: hook.__self__ for hook in hooks}
+    assert rows["SamplingRows"].lists._owned == {}
+    assert rows["PromptLogprobRows"]._num_asking == 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"logit_bias": {"999999": 5}},
+        {"logit_bias": {"-1": 5}},
+        {"allowed_token_ids": [5, VOCAB]},
+        {"bad_words_token_ids": ((3, VOCAB),)},
+        {"stop_token_ids": [999999], "min_tokens": 1},
+    ],
+)
+def test_ids_outside_the_vocabulary(options):
+    """Case 26, with n > 1 and drafts: refused at once, and a normal request works."""
+    rig = Rig(speculation=NGRAM)
+    with pytest.raises(RequestError, match=str(VOCAB)):
+        rig.add("a", PROMPTS[3], seeded(n=3, **options))
+    with pytest.raises(RequestError, match=str(VOCAB)):
+        rig.add("a", [5, 999999], seeded(n=3))
+    rig.check_empty()
+    output = rig.add("a", PROMPTS[3], seeded(n=3, seed=4))
+    rig.run()
+    assert tokens_of(output) == plain(PROMPTS[3], 3, 4)
 
 
 def test_thousand_cancelled_requests():

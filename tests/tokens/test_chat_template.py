@@ -188,6 +188,36 @@ def test_the_templates_own_message() -> None:
     assert render(ALTERNATES, USER) == "hi"
 
 
+STRICT = """{% for m in messages %}
+{%- if m.role == 'system' and not loop.first -%}
+{{ raise_exception('System comes first') }}{% endif %}
+{%- if m.role == 'tool' and not loop.previtem.tool_calls -%}
+{{ raise_exception('No call') }}{% endif %}
+{%- if m.role not in ('system', 'user', 'assistant', 'tool') -%}
+{{ raise_exception('Unknown role ' + m.role) }}{% endif %}{{ m.content }}
+{%- endfor %}"""
+
+
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        ({"role": "system", "content": "s"}, "System comes first"),
+        ({"role": "oracle", "content": "s"}, "Unknown role oracle"),
+        ({"role": "tool", "content": "s", "tool_call_id": "1"}, "No call"),
+    ],
+)
+def test_roles_are_the_templates_business(
+    smollm: ChatTemplate, message: dict[str, Any], says: str
+) -> None:
+    """Case 36: a system message in the middle, an unknown role, a tool message without a call. The
+    template that refuses them is quoted, and one that takes them gets them as they are."""
+    with pytest.raises(RequestError, match=says) as caught:
+        render(STRICT, [*USER, message])
+    assert caught.value.field == "messages"
+    text = smollm.render([*USER, message])
+    assert f"<|im_start|>{message['role']}\ns<|im_end|>" in text
+
+
 @pytest.mark.parametrize(
     ("source", "message"),
     [
