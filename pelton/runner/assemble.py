@@ -56,6 +56,7 @@ class Assembled:
     runner: ModelRunner
     groups: tuple[KVGroup, ...]
     reserved_slot: int
+    states: RecurrentStates
 
 
 def attention_backend(config: EngineConfig) -> AttentionBackend:
@@ -206,7 +207,7 @@ def assemble(
         head=head,
         participants=participants,
     )
-    return Assembled(runner=runner, groups=groups, reserved_slot=rows.reserved_slot)
+    return Assembled(runner=runner, groups=groups, reserved_slot=rows.reserved_slot, states=states)
 
 
 def _stage(device: Device, model: Model, place: PipelinePlace | None) -> Stage:
