@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 from support.families import BACKENDS, check_against_transformers, tiny_model
+from support.tiny import checkpoint_of, make_config, make_device
+
+from pelton.errors import CheckpointError, UnsupportedError
+from pelton.setup.resolve import num_parameters
+from pelton.worker.worker import Worker
 
 FACTORS = {
     "embedding_multiplier": 3.0,
@@ -63,3 +73,66 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 def test_logits_and_greedy_tokens_equal_transformers(variant, backend):
     family, overrides = VARIANTS[variant]
     check_against_transformers(tiny_model(family, **overrides), backend)
+
+
+@pytest.mark.parametrize("variant", ["hybrid", "hybrid biases", "hybrid no conv bias", "dense"])
+def test_number_of_parameters_equals_transformers(variant):
+    family, overrides = VARIANTS[variant]
+    folder = tiny_model(family, **overrides)
+    tensors = load_file(folder / "model.safetensors")
+    assert num_parameters(make_config(folder).model) == sum(t.numel() for t in tensors.values())
+
+
+def changed(tmp_path: Path, **changes: Any) -> Path:
+    """The hybrid's config.json with other values; None leaves a key out."""
+    values = json.loads((tiny_model("GraniteMoeHybrid", **HYBRID) / "config.json").read_text())
+    values = {k: v for k, v in {**values, **changes}.items() if v is not None}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    (tmp_path / "model.safetensors").write_bytes(
+        (tiny_model("GraniteMoeHybrid", **HYBRID) / "model.safetensors").read_bytes()
+    )
+    return tmp_path
+
+
+def test_names_of_published_files_mean_the_same(tmp_path):
+    """Before transformers 5: other names of layer kinds, "nope", plain Infinity."""
+    expected = make_config(tiny_model("GraniteMoeHybrid", **HYBRID)).model
+    folder = changed(
+        tmp_path,
+        layer_types=["mamba", "attention", "mamba"],
+        position_embedding_type="nope",
+        time_step_limit=[0.0, math.inf],
+    )
+    assert make_config(folder).model == expected
+    folder = changed(tmp_path, layer_types=None, layers_block_type=["mamba", "attention", "mamba"])
+    assert make_config(folder).model == expected
+    assert expected.layer_kinds == ("recurrent", "full", "recurrent")
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "text"),
+    [
+        ({"layer_types": ["mamba"] * 3}, UnsupportedError, "recurrent layers alone"),
+        ({"layer_types": None}, CheckpointError, "a list of num_hidden_layers=3 names"),
+        ({"layer_types": ["mamba", "gru", "mamba"]}, UnsupportedError, "'gru'"),
+        ({"position_embedding_type": "alibi"}, UnsupportedError, "position_embedding_type"),
+        ({"mamba_n_heads": 7}, CheckpointError, "mamba_n_heads must be"),
+        ({"mamba_n_groups": 4}, CheckpointError, "a divisor of mamba_n_heads=6"),
+        ({"time_step_limit": [1.0]}, CheckpointError, "two numbers"),
+        ({"time_step_limit": [2.0, 1.0]}, CheckpointError, "two numbers"),
+        ({"normalization_function": "layernorm"}, UnsupportedError, "normalization_function"),
+        ({"hidden_act": "gelu"}, UnsupportedError, "hidden_act"),
+    ],
+)
+def test_what_is_refused(changes, error, text, tmp_path):
+    with pytest.raises(error, match=text):
+        make_config(changed(tmp_path, **changes))
+
+
+def test_without_weights():
+    """Random ones of the right shapes, for every kind of layer."""
+    folder = tiny_model("GraniteMoeHybrid", **HYBRID)
+    checkpoint = replace(checkpoint_of(folder), load_format="dummy")
+    worker = Worker(make_config(folder), checkpoint, device=make_device("cpu"))
+    for name, parameter in worker.model.parameters().items():
+        assert set(parameter.filled.values()) == {"loaded"}, name
