@@ -97,6 +97,7 @@ class ModelConfig:
     post_norms: an RMS norm also behind attention and feed-forward network, before they are added.
     embedding_multiplier: factor on token embeddings. residual_multiplier: factor on what a layer
         adds to the residual stream. logits_divisor: what logits are divided by.
+    attention_sinks: each query head has a score that joins the softmax's denominator.
     num_experts: of a sparse layer's feed-forward network, of which a token uses experts_per_token,
         each moe_intermediate_size wide; 0 = all layers are dense. sparse_layers: per layer, () =
         all. norm_topk_prob: the weights of a token's experts sum to one. router_bias, expert_bias:
@@ -129,6 +130,7 @@ class ModelConfig:
     final_softcap: float | None = None
     post_norms: bool = False
     embedding_multiplier: float = 1.0
+    attention_sinks: bool = False
     num_experts: int = 0
     experts_per_token: int = 0
     moe_intermediate_size: int = 0

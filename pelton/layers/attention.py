@@ -54,6 +54,10 @@ class SelfAttention:
         self.norms: dict[str, Parameter] = {}
         if config.qk_norm:
             self.norms = {name: vector(build, head_dim) for name in ("q_norm", "k_norm")}
+        self.sinks: Parameter | None = None
+        if config.attention_sinks:
+            part = shard((config.num_heads,), build.rank, build.size)
+            self.sinks = Parameter(build.weight(part.size), {None: part})
         is_window = config.layer_kind(index) == "window"
         self.window = config.window if is_window else None
         # The model state has a table for local_rope behind the main one.
@@ -71,6 +75,7 @@ class SelfAttention:
             device_type=build.device.type,
             window=self.window,
             softcap=config.attention_softcap,
+            has_sinks=config.attention_sinks,
             qk_norm_eps=config.rms_norm_eps if config.qk_norm else None,
             kv_codes=build.kv_codes,
         )
@@ -104,6 +109,8 @@ class SelfAttention:
         self.qkv.bind()
         self.out.bind()
         weights = {name: norm.tensor for name, norm in self.norms.items()}
+        if self.sinks is not None:
+            weights["sinks"] = self.sinks.tensor
         self.attend = self._build.backend.bind(self._signature, **weights)
 
     def run(self, ctx: StepContext) -> None:
@@ -124,5 +131,6 @@ class SelfAttention:
         return {
             **self.qkv.parameters(f"{prefix}.qkv", f"{prefix}.input_norm"),
             **{f"{prefix}.{name}.weight": norm for name, norm in self.norms.items()},
+            **({} if self.sinks is None else {f"{prefix}.sinks": self.sinks}),
             **self.out.parameters(f"{prefix}.o", f"{prefix}.attention_out_norm"),
         }

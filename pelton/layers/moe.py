@@ -101,10 +101,12 @@ class SparseMLP:
     """norm, router and experts into the residual stream."""
 
     def __init__(self, build: BuildContext, config: ModelConfig) -> None:
+        assert not config.post_norms, "no family has both"
         self.norm = vector(build, config.hidden_size)
         self.experts = Experts(build, config)
         self.gate_up_width = 0  # how wide a token's experts are, the op alone knows
         self._norm_eps = config.rms_norm_eps
+        self._multiplier = config.residual_multiplier
 
     def bind(self) -> None:
         self.experts.bind()
@@ -115,7 +117,7 @@ class SparseMLP:
         partial = torch.empty_like(hidden)
         self.experts.run(normed, partial)
         ctx.communicator.all_reduce(partial)
-        hidden.add_(partial)
+        hidden.add_(partial, alpha=self._multiplier)
 
     def parameters(self, prefix: str) -> dict[str, Parameter]:
         return {

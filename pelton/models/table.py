@@ -3,6 +3,7 @@
 MODELS: dict[str, str] = {
     "Gemma2ForCausalLM": "pelton.models.gemma2:Gemma2",
     "Gemma3ForCausalLM": "pelton.models.gemma3:Gemma3",
+    "GptOssForCausalLM": "pelton.models.gpt_oss:GptOss",
     "GraniteForCausalLM": "pelton.models.granite:Granite",
     "GraniteMoeHybridForCausalLM": "pelton.models.granite_hybrid:GraniteHybrid",
     "LlamaForCausalLM": "pelton.models.llama:Llama",

@@ -36,6 +36,7 @@ def num_parameters(model: ModelConfig) -> int:
         + has_qkv_bias * (query + 2 * kv)
         + model.attention_bias * hidden
         + 2 * model.qk_norm * model.head_dim
+        + model.attention_sinks * model.num_heads
     )
     norms = (4 if model.post_norms else 2) * hidden
     embeddings = model.vocab_size * hidden * (1 if model.tie_word_embeddings else 2)

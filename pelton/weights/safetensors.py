@@ -1,4 +1,8 @@
-"""Weights from safetensors files: slices of the mapped file, without a copy."""
+"""Weights from safetensors files: slices of the mapped file, without a copy.
+
+A pair NAME_blocks and NAME_scales of bytes is one MXFP4 tensor, dequantised as it is read. It goes
+by the name of its blocks.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ from pelton.checkpoint.safetensors_header import SafetensorsTensor, read_safeten
 from pelton.checkpoint.source import Checkpoint
 from pelton.errors import CheckpointError, UnsupportedError
 from pelton.layers.parameter import Parameter
+from pelton.weights.mxfp4 import BLOCK, dequantise
 
 _DTYPES = {
     "F64": torch.float64,
@@ -21,6 +26,7 @@ _DTYPES = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
 }
+_BLOCKS, _SCALES = "_blocks", "_scales"
 
 
 def map_file(path: Path) -> mmap.mmap:
@@ -43,6 +49,28 @@ class SafetensorsSource:
                     )
                 self._tensors[name] = path, tensor
             self._maps[path] = map_file(path)
+        self._scales = {
+            name: name.removesuffix(_BLOCKS) + _SCALES
+            for name, (_, tensor) in self._tensors.items()
+            if name.endswith(_BLOCKS) and tensor.dtype == "U8"
+        }
+        for name, scales in self._scales.items():
+            self._check_pair(name, scales)
+
+    def _check_pair(self, name: str, scales: str) -> None:
+        path, blocks = self._tensors[name]
+        if scales not in self._tensors:
+            raise CheckpointError(f"{path}: tensor {name!r} has no {scales!r} beside it.")
+        other = self._tensors[scales][1]
+        if (
+            other.dtype != "U8"
+            or blocks.shape[-1:] != (BLOCK // 2,)
+            or other.shape != blocks.shape[:-1]
+        ):
+            raise CheckpointError(
+                f"{path}: {name!r} of shape {blocks.shape} and {scales!r} of {other.dtype}, shape "
+                f"{other.shape}, are not MXFP4 blocks of {BLOCK} numbers with a byte for each."
+            )
 
     @classmethod
     def open(
@@ -55,25 +83,41 @@ class SafetensorsSource:
         return cls(checkpoint.files)
 
     def names(self) -> Sequence[str]:
-        return list(self._tensors)
+        hidden = set(self._scales.values())
+        return [name for name in self._tensors if name not in hidden]
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._tensors[name][1].shape
+        shape = self._tensors[name][1].shape
+        return (*shape[:-2], shape[-2] * BLOCK) if name in self._scales else shape
 
     def read(self, name: str, dim: int, start: int, size: int) -> torch.Tensor:
+        if name in self._scales:
+            return self._read_mxfp4(name, dim, start, size)
         path, tensor = self._tensors[name]
         if tensor.dtype not in _DTYPES:
             raise UnsupportedError(
                 f"{path}: tensor {name!r} has dtype {tensor.dtype}, which is not supported for "
                 f"weights; supported: {', '.join(_DTYPES)}."
             )
+        data = self._data(name).view(_DTYPES[tensor.dtype])
+        return data.view(tensor.shape).narrow(dim, start, size)
+
+    def _read_mxfp4(self, name: str, dim: int, start: int, size: int) -> torch.Tensor:
+        shape = self.shape(name)
+        blocks = self._data(name).view(self._tensors[name][1].shape)
+        scales = self._data(self._scales[name]).view(blocks.shape[:-1])
+        if dim < len(shape) - 1:
+            return dequantise(blocks.narrow(dim, start, size), scales.narrow(dim, start, size))
+        return dequantise(blocks, scales).narrow(dim, start, size)
+
+    def _data(self, name: str) -> torch.Tensor:
+        """The tensor's bytes, [n] uint8."""
+        path, tensor = self._tensors[name]
         count = tensor.end - tensor.start
         if count == 0:
-            return torch.empty(tensor.shape, dtype=_DTYPES[tensor.dtype]).narrow(dim, start, size)
+            return torch.empty(0, dtype=torch.uint8)
         data = torch.frombuffer(
             self._maps[path], dtype=torch.uint8, count=count, offset=tensor.start
         )
-        if tensor.start % 8:
-            # Nothing in the format aligns the data; kernels want whole elements aligned.
-            data = data.clone()
-        return data.view(_DTYPES[tensor.dtype]).view(tensor.shape).narrow(dim, start, size)
+        # Nothing in the format aligns the data; kernels want whole elements aligned.
+        return data.clone() if tensor.start % 8 else data

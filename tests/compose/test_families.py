@@ -39,6 +39,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Phi3ForCausalLM": ("Phi3", {"hidden_size": 64, "rope_parameters": HALF}),
     "Qwen2ForCausalLM": ("Qwen2", {"hidden_size": 64}),
     "Qwen3ForCausalLM": ("Qwen3", {}),
+    "GptOssForCausalLM": (
+        "GptOss",
+        {
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "intermediate_size": 40,
+            "sliding_window": 9,
+            "swiglu_limit": 1.0,
+        },
+    ),
     "Qwen3MoeForCausalLM": (
         "Qwen3Moe",
         {"moe_intermediate_size": 20, "num_experts": 6, "num_experts_per_tok": 2},

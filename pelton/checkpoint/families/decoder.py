@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, cast
 
 from pelton.checkpoint.config_reader import ConfigReader
 from pelton.checkpoint.limits import (
+    MAX_EXPERTS,
     MAX_HEAD_DIM,
     MAX_HEADS,
     MAX_HIDDEN,
@@ -20,9 +22,14 @@ from pelton.errors import CheckpointError, UnsupportedError
 _KINDS: dict[object, LayerKind] = {"full_attention": "full", "sliding_attention": "window"}
 
 
-def refuse_foreign(config: ConfigReader) -> None:
-    """Refuse what no family here has: each changes the arithmetic."""
-    config.require("quantization_config")
+def refuse_foreign(config: ConfigReader, *, quant_method: str | None = None) -> None:
+    """Refuse what no family here has: each changes the arithmetic. quant_method: the one in which
+    the family's weights may be stored."""
+    quantization = config.nested("quantization_config") if quant_method else None
+    if quantization is None:
+        config.require("quantization_config")
+    else:
+        quantization.require("quant_method", quant_method)
     config.require("is_encoder_decoder", False)
     config.require("add_cross_attention", False)
     config.require("rope_interleaved", False)
@@ -37,11 +44,11 @@ def refuse_experts(config: ConfigReader) -> None:
 def experts(config: ConfigReader, *, default: int, default_chosen: int) -> dict[str, Any]:
     """How many there are and how many a token uses, as ModelConfig's fields. transformers 5 calls
     num_experts num_local_experts; both may stand there."""
-    local = config.integer("num_local_experts", default, low=0)
-    count = config.integer("num_experts", local, low=0)
+    local = config.integer("num_local_experts", default, low=0, high=MAX_EXPERTS)
+    count = config.integer("num_experts", local, low=0, high=MAX_EXPERTS)
     if config.get("num_local_experts") is not None and count != local:
         raise config.wrong("num_experts", f"num_local_experts={local}")
-    chosen = config.integer("num_experts_per_tok", default_chosen)
+    chosen = config.integer("num_experts_per_tok", default_chosen, high=MAX_EXPERTS)
     if 0 < count < chosen:
         raise config.wrong("num_experts_per_tok", f"at most num_experts={count}")
     return {"num_experts": count, "experts_per_token": chosen if count else 0}
@@ -109,10 +116,12 @@ def rope(
     *,
     theta: float = 10000.0,
     allow_partial: bool = False,
+    default: Mapping[str, Any] | None = None,
 ) -> RopeConfig:
     """From transformers 5's rope_parameters, or rope_theta and rope_scaling of before.
 
     theta: the family's default. allow_partial: whether the family knows partial_rotary_factor.
+    default: the parameters where the file has none.
     """
     theta = config.number("rope_theta", theta)
     parameters, scaling = config.nested("rope_parameters"), config.nested("rope_scaling")
@@ -121,6 +130,8 @@ def rope(
         raise CheckpointError(
             f"{config.where}: rope_parameters and rope_scaling contradict each other."
         )
+    if reader is None and default is not None:
+        reader = ConfigReader(default, f"{config.where}: rope_parameters")
     rotary_dim = head_dim
     if allow_partial:
         factor = config.number("partial_rotary_factor", 1.0)

@@ -15,6 +15,7 @@ from pelton.checkpoint.families.decoder import (
     refuse_softcaps,
     rope,
 )
+from pelton.checkpoint.limits import MAX_INTERMEDIATE
 from pelton.config.model import LayerKind, ModelConfig
 
 
@@ -61,7 +62,7 @@ def read_qwen3_moe(config: ConfigReader, dtype: str) -> ModelConfig:
         **sizes,
         **_shared(config, sizes, dtype, first_window=0),
         **fields,
-        moe_intermediate_size=config.integer("moe_intermediate_size", 768),
+        moe_intermediate_size=config.integer("moe_intermediate_size", 768, high=MAX_INTERMEDIATE),
         sparse_layers=() if all(sparse) or not any(sparse) else sparse,
         norm_topk_prob=config.boolean("norm_topk_prob", False),
         attention_bias=config.boolean("attention_bias", False),

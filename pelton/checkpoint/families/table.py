@@ -11,6 +11,7 @@ from pelton.config.model import ModelConfig
 ARCHITECTURES: dict[str, str] = {
     "Gemma2ForCausalLM": "pelton.checkpoint.families.gemma:read_gemma2",
     "Gemma3ForCausalLM": "pelton.checkpoint.families.gemma:read_gemma3",
+    "GptOssForCausalLM": "pelton.checkpoint.families.gpt_oss:read_gpt_oss",
     "GraniteForCausalLM": "pelton.checkpoint.families.granite:read_granite",
     "GraniteMoeHybridForCausalLM": "pelton.checkpoint.families.granite:read_granite_hybrid",
     "LlamaForCausalLM": "pelton.checkpoint.families.llama:read_llama",
