@@ -57,7 +57,7 @@ class Parser(argparse.ArgumentParser):
 
     def _refuse_flag(self, name: str) -> NoReturn:
         if name == "--model":
-            self.error("the model is given without a flag, as in `pelton generate MODEL`")
+            self.error(f"the model is given without a flag, as in `{self.prog} MODEL`")
         self.error(f"unknown flag {name}{did_you_mean(name, self._option_string_actions)}")
 
 

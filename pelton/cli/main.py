@@ -19,6 +19,7 @@ from pelton.errors import ConfigError, PeltonError, RequestError
 # name -> (module with parse(argv) and run(options), summary)
 COMMANDS = {
     "generate": ("pelton.cli.generate", "continue prompts, once"),
+    "serve": ("pelton.cli.serve", "serve a model by OpenAI's API"),
     "bench": ("pelton.cli.bench", "measure latency or throughput on this machine"),
 }
 

@@ -17,3 +17,8 @@ def omp_num_threads() -> int | None:
     if not (first.isascii() and first.isdigit()) or int(first) < 1:
         raise ConfigError(f"OMP_NUM_THREADS must be a positive number, got {text!r}.")
     return int(first)
+
+
+def api_keys() -> str:
+    """PELTON_API_KEY: keys that clients of the server may send, separated by commas."""
+    return os.environ.get("PELTON_API_KEY", "")

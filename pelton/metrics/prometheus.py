@@ -1,0 +1,202 @@
+"""What Prometheus scrapes. Names are vLLM's behind a prefix, so that dashboards fit both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a third of the lines, read by nobody
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_GAUGES = {
+    "num_requests_running": "Requests that have KV blocks.",
+    "num_requests_waiting": "Requests that wait for their turn.",
+    "kv_cache_usage_perc": "Share of the KV cache in use; 1 is all of it.",
+}
+_COUNTERS = {
+    "prefix_cache_queries": "Prompt tokens that were looked up in the prefix cache.",
+    "prefix_cache_hits": "Prompt tokens that the prefix cache provided.",
+    "num_preemptions": "Requests that gave up their KV blocks and were computed again.",
+    "generation_tokens": "Tokens generated.",
+    "iterations": "Steps of the engine.",
+    "iteration_tokens": "Tokens that steps computed, drafts and recomputed ones included.",
+    "corrupted_requests": "Requests that the engine failed to finish.",
+    "spec_decode_num_drafts": "Rows that had drafts to verify.",
+    "spec_decode_num_draft_tokens": "Drafts that were verified.",
+    "spec_decode_num_accepted_tokens": "Drafts that stood.",
+}
+ENGINE_NAMES = (*_GAUGES, *_COUNTERS)
+"""What `engine` must tell, see ServerMetrics."""
+
+
+def _one_two_five(most: int) -> list[float]:
+    """1, 2, 5, 10, 20, 50, ... up to `most`."""
+    found: list[float] = []
+    power = 1
+    while True:
+        for factor in (1, 2, 5):
+            if factor * power > most:
+                return found
+            found.append(factor * power)
+        power *= 10
+
+
+_SHORT = [0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1]
+_SHORT += [0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0]
+_FIRST = [0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5]
+_FIRST += [10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0]
+_LONG = [0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0]
+_LONG += [120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0]
+_ANSWERS = [1, 2, 5, 10, 20]
+
+
+class ServerMetrics:
+    """Everything that is measured while one model is served, in a registry of its own.
+
+    num_prompt_tokens: of all prompts so far.
+
+    Args:
+        model_name: label of every sample.
+        max_model_len: the largest bucket of token counts.
+        engine: the engine's numbers now, by the names of ENGINE_NAMES. Asked at every scrape.
+        cache_info: labels that describe the KV cache.
+        prefix: of all names: "pelton", or "vllm" for dashboards made for it.
+    """
+
+    def __init__(
+        self,
+        *,
+        model_name: str,
+        max_model_len: int,
+        engine: Callable[[], Mapping[str, float]],
+        cache_info: Mapping[str, str],
+        prefix: str = "pelton",
+    ) -> None:
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._prefix = prefix
+        self._labels = {"model_name": model_name, "engine": "0"}
+        sizes = _one_two_five(max_model_len)
+        self.num_prompt_tokens = 0
+        self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens.")
+        self._prompt_tokens_cached = self._counter(
+            "prompt_tokens_cached", "Prompt tokens that were not computed, but found in the cache."
+        )
+        self.admission_rejections = self._counter(
+            "admission_rejections", "Requests that were refused because the queue was full."
+        )
+        self._success = Counter(
+            f"{prefix}:request_success",
+            "Answers that ended, by reason.",
+            [*self._labels, "finished_reason"],
+            registry=self._registry,
+        )
+        histogram = self._histogram
+        self.time_to_first_token = histogram(
+            "time_to_first_token_seconds", "Arrival to first token.", _FIRST
+        )
+        self.inter_token_latency = histogram(
+            "inter_token_latency_seconds", "Time between tokens.", _SHORT
+        )
+        self.time_per_output_token = histogram(
+            "request_time_per_output_token_seconds", "Mean time per token of an answer.", _SHORT
+        )
+        self.e2e_latency = histogram("e2e_request_latency_seconds", "Arrival to last token.", _LONG)
+        self.queue_time = histogram(
+            "request_queue_time_seconds", "Time between arrival and the first step.", _LONG
+        )
+        self.prefill_time = histogram(
+            "request_prefill_time_seconds",
+            "Time between the first step and the first token.",
+            _LONG,
+        )
+        self.decode_time = histogram(
+            "request_decode_time_seconds", "Time between an answer's first and last token.", _LONG
+        )
+        self.inference_time = histogram(
+            "request_inference_time_seconds", "Time between the first step and the end.", _LONG
+        )
+        self.prompt_sizes = histogram("request_prompt_tokens", "Tokens of a prompt.", sizes)
+        self.answer_sizes = histogram("request_generation_tokens", "Tokens of an answer.", sizes)
+        self.longest_answers = histogram(
+            "request_max_num_generation_tokens", "Tokens of a request's longest answer.", sizes
+        )
+        self.params_n = histogram("request_params_n", "Answers that were asked for.", _ANSWERS)
+        self.params_max_tokens = histogram(
+            "request_params_max_tokens", "Tokens that an answer might have.", sizes
+        )
+        self._registry.register(_EngineCollector(prefix, self._labels, engine, cache_info))
+
+    def prompt_begun(self, num_tokens: int, num_cached: int) -> None:
+        """Another prompt has its first token; `num_cached` of its tokens were not computed."""
+        self.num_prompt_tokens += num_tokens
+        self._prompt_tokens.inc(num_tokens)
+        self._prompt_tokens_cached.inc(num_cached)
+
+    def finished(self, reason: str) -> None:
+        """Another answer has ended, for `reason`."""
+        self._success.labels(*self._labels.values(), reason).inc()
+
+    def expose(self) -> bytes:
+        """The text that Prometheus reads; its type is CONTENT_TYPE."""
+        return generate_latest(self._registry)
+
+    def _counter(self, name: str, text: str) -> Counter:
+        family = Counter(
+            f"{self._prefix}:{name}", text, list(self._labels), registry=self._registry
+        )
+        return family.labels(*self._labels.values())
+
+    def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
+        family = Histogram(
+            f"{self._prefix}:{name}",
+            text,
+            list(self._labels),
+            buckets=buckets,
+            registry=self._registry,
+        )
+        return family.labels(*self._labels.values())
+
+
+class _EngineCollector(Collector):
+    """The engine counts by itself; this shows its numbers as they are at a scrape."""
+
+    def __init__(
+        self,
+        prefix: str,
+        labels: Mapping[str, str],
+        engine: Callable[[], Mapping[str, float]],
+        cache_info: Mapping[str, str],
+    ) -> None:
+        self._prefix = prefix
+        self._labels = labels
+        self._engine = engine
+        self._cache_info = cache_info
+
+    def collect(self) -> Iterator[Metric]:
+        numbers = self._engine()
+        values = list(self._labels.values())
+        for names, family in ((_GAUGES, GaugeMetricFamily), (_COUNTERS, CounterMetricFamily)):
+            for name, text in names.items():
+                metric = family(f"{self._prefix}:{name}", text, labels=list(self._labels))
+                metric.add_metric(values, numbers[name])
+                yield metric
+        info = {**self._cache_info, "engine": self._labels["engine"]}
+        metric = GaugeMetricFamily(
+            f"{self._prefix}:cache_config_info", "How the KV cache is made.", labels=list(info)
+        )
+        metric.add_metric(list(info.values()), 1.0)
+        yield metric

@@ -1,0 +1,157 @@
+"""The HTTP application: which path does what."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from pelton.metrics.prometheus import CONTENT_TYPE
+from pelton.server.endpoint import Answer, Call, Endpoint, InFlight
+from pelton.server.errors import ApiError
+from pelton.server.keys import KeyGuard, open_to_all
+from pelton.server.openapi import Operation, openapi_document
+from pelton.server.protocol import (
+    ChatBody,
+    ChatChunk,
+    ChatCompletion,
+    Completion,
+    CompletionBody,
+    DetokenizeBody,
+    Health,
+    Load,
+    ModelCard,
+    ModelList,
+    Text,
+    TokenizeBody,
+    Tokens,
+    Version,
+)
+from pelton.server.routes import generation, models, status, tokens
+from pelton.server.state import ServerState
+from pelton.server.streaming import json_bytes
+
+OPERATIONS = (
+    Operation(
+        method="POST",
+        path="/v1/chat/completions",
+        handler=generation.chat_completions,
+        body=ChatBody,
+        answer=ChatCompletion,
+        streams=ChatChunk,
+        needs_key=True,
+    ),
+    Operation(
+        method="POST",
+        path="/v1/completions",
+        handler=generation.completions,
+        body=CompletionBody,
+        answer=Completion,
+        streams=Completion,
+        needs_key=True,
+    ),
+    Operation(
+        method="GET",
+        path="/v1/models",
+        handler=models.list_models,
+        answer=ModelList,
+        needs_key=True,
+    ),
+    Operation(
+        method="GET",
+        path="/v1/models/{name}",
+        handler=models.show_model,
+        answer=ModelCard,
+        needs_key=True,
+    ),
+    Operation(
+        method="POST",
+        path="/tokenize",
+        handler=tokens.tokenize,
+        body=TokenizeBody,
+        answer=Tokens,
+        needs_key=True,
+    ),
+    Operation(
+        method="POST",
+        path="/detokenize",
+        handler=tokens.detokenize,
+        body=DetokenizeBody,
+        answer=Text,
+        needs_key=True,
+    ),
+    Operation(method="GET", path="/health", handler=status.health, answer=Health),
+    Operation(method="GET", path="/version", handler=status.version, answer=Version),
+    Operation(method="GET", path="/load", handler=status.load, answer=Load),
+    Operation(method="GET", path="/metrics", handler=status.metrics, answer=CONTENT_TYPE),
+)
+
+
+def create_app(state: ServerState, keys: Sequence[str] = ()) -> Starlette:
+    """The application that serves `state`.
+
+    keys: one of which a client needs, except for health, version, load, metrics and this
+        description; none: everybody may come in.
+    """
+    guard = KeyGuard(keys)
+    routes: list[BaseRoute] = [
+        Route(
+            # A model's name may hold slashes, as hub ids do.
+            operation.path.replace("{name}", "{name:path}"),
+            Endpoint(
+                functools.partial(operation.handler, state),
+                guard=guard if operation.needs_key else open_to_all,
+                in_flight=state.in_flight if operation.streams else InFlight(),
+            ),
+            methods=[operation.method],
+        )
+        for operation in OPERATIONS
+    ]
+    document = json_bytes(openapi_document(OPERATIONS, root_path=state.args.root_path))
+
+    async def openapi(call: Call) -> Answer:
+        return Answer(document)
+
+    routes.append(
+        Route(
+            "/openapi.json",
+            Endpoint(openapi, guard=open_to_all, in_flight=InFlight()),
+            methods=["GET"],
+        )
+    )
+    origins = state.args.allowed_origins
+    cors = Middleware(
+        CORSMiddleware,
+        allow_origins=origins or [],
+        allow_methods=["GET", "POST"],
+        allow_headers=["*"],
+        expose_headers=["X-Request-Id"],
+    )
+    return Starlette(
+        routes=routes,
+        middleware=[cors] if origins else [],
+        exception_handlers={HTTPException: _no_such_path},
+    )
+
+
+async def _no_such_path(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    method, path = request.method[:20], request.url.path[:200]
+    message = f"There is no {method} {path} here; /openapi.json lists what there is."
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "")
+        message = f"{path} takes {allowed}, and not {method}."
+    answer = ApiError(error.status_code, message).answer
+    return Response(
+        json_bytes(answer),
+        status_code=error.status_code,
+        headers=dict(error.headers or {}),
+        media_type="application/json",
+    )

@@ -1,0 +1,103 @@
+"""Request bodies: read piece by piece up to a limit, and parsed beside the event loop if large."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import re
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+
+from pelton.errors import RequestError
+from pelton.server.errors import ApiError
+
+Kind = TypeVar("Kind", bound=msgspec.Struct)
+Result = TypeVar("Result")
+
+READ_SECONDS = 300.0
+"""How long a client may take to send its body."""
+
+_SMALL = 16 * 1024  # bytes that are parsed sooner than another thread would wake up
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`(?: - at `\$\.?(.*)`)?", re.DOTALL)
+_WRONG = re.compile(r"(.*) - at `\$\.?(.*)`", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(.*)`")
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """The whole body. Raises ApiError: 415 for what is not JSON, 413 for more than `limit` bytes,
+    as soon as that is known, 408 when it takes too long; ClientDisconnect."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json" and not (kind.startswith("application/") and "+json" in kind):
+        raise ApiError(
+            415, f"The body must have Content-Type: application/json, got {kind[:100] or 'none'}."
+        )
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > limit:
+        raise _too_large(limit)
+    pieces, size = [], 0
+    try:
+        async with asyncio.timeout(READ_SECONDS):
+            async for piece in request.stream():
+                size += len(piece)
+                if size > limit:
+                    raise _too_large(limit)
+                pieces.append(piece)
+    except TimeoutError:
+        raise ApiError(408, f"The body did not arrive within {READ_SECONDS:g} s.") from None
+    except ClientDisconnect:
+        raise
+    return b"".join(pieces)
+
+
+def _too_large(limit: int) -> ApiError:
+    return ApiError(413, f"The body may have {limit} bytes (--max-body-bytes).")
+
+
+async def beside_loop(
+    pool: Executor, is_small: bool, function: Callable[..., Result], *arguments: Any
+) -> Result:
+    """function(*arguments), in a thread of `pool` unless the work is small."""
+    if is_small:
+        return function(*arguments)
+    return await asyncio.get_running_loop().run_in_executor(pool, function, *arguments)
+
+
+async def parse_body(pool: Executor, body: bytes, kind: type[Kind]) -> Kind:
+    """Raises RequestError naming the field for JSON that is malformed or no `kind`."""
+    return await beside_loop(pool, len(body) <= _SMALL, parse, body, kind)
+
+
+def parse(body: bytes, kind: type[Kind]) -> Kind:
+    """As `parse_body`, at once."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise _wrong_field(str(error), kind) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RequestError(f"The body is not valid JSON: {error}.") from None
+    except RecursionError:
+        raise RequestError("The body is nested too deeply.") from None
+
+
+def _wrong_field(message: str, kind: type[msgspec.Struct]) -> RequestError:
+    """In terms of the field, what msgspec says of a path."""
+    if unknown := _UNKNOWN.fullmatch(message):
+        name, where = unknown[1][:100], unknown[2]
+        known = [] if where else [field.name for field in msgspec.structs.fields(kind)]
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        full = f"{where}.{name}" if where else name
+        return RequestError(f"{full} is not a field that is known here.{hint}", field=full)
+    if missing := _MISSING.match(message):
+        return RequestError(f"{missing[1]} is missing.", field=missing[1])
+    if wrong := _WRONG.fullmatch(message):
+        what = wrong[1].replace("`", "")
+        return RequestError(
+            f"{wrong[2] or 'the body'}: {what[:1].lower()}{what[1:]}.", field=wrong[2] or None
+        )
+    what = message.replace("`", "")
+    return RequestError(f"The body: {what[:1].lower()}{what[1:]}.")

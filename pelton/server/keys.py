@@ -1,0 +1,65 @@
+"""API keys."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterable
+from pathlib import Path
+
+from starlette.requests import Request
+
+from pelton.errors import ConfigError
+from pelton.server.errors import ApiError
+
+
+class KeyGuard:
+    """Lets in who sends `Authorization: Bearer KEY` with one of the keys; everybody if there are
+    none. How long it takes tells nothing about them."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._digests = [_digest(key) for key in keys]
+
+    def __call__(self, request: Request) -> None:
+        """Raises ApiError, 401."""
+        if not self._digests:
+            return
+        kind, _, given = request.headers.get("authorization", "").partition(" ")
+        digest = _digest(given.strip())
+        matches = [hmac.compare_digest(digest, known) for known in self._digests]
+        if kind.lower() != "bearer" or not any(matches):
+            raise ApiError(
+                401,
+                "A valid API key is needed: send it as Authorization: Bearer KEY.",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+
+
+def open_to_all(request: Request) -> None:
+    """The guard of what needs no key."""
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def read_keys(given: Iterable[str], file: str | None, environment: str) -> list[str]:
+    """The keys of flags, of a file (one per line, # begins a comment) and of an environment
+    variable (separated by commas). Raises ConfigError."""
+    keys = [*given, *environment.split(",")]
+    if file is not None:
+        try:
+            lines = Path(file).expanduser().read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"api_key_file={file!r} cannot be read: {error}.") from None
+        found = [line.partition("#")[0].strip() for line in lines]
+        if not any(found):
+            raise ConfigError(f"api_key_file={file!r} holds no key; write one per line.")
+        keys += found
+    keys = [key.strip() for key in keys if key.strip()]
+    for key in keys:
+        # HTTP headers are Latin-1 at best; a key that cannot be sent would lock everybody out.
+        if not (key.isascii() and key.isprintable()):
+            raise ConfigError("an API key must have printable ASCII characters alone.")
+    return keys

@@ -1,0 +1,124 @@
+"""The OpenAPI document, made of the types that requests and answers are read and written with."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+
+import pelton
+from pelton.server.errors import ErrorAnswer
+from pelton.server.protocol import UNSUPPORTED
+
+_JSON = "application/json"
+_ERRORS_OF_ALL = (400, 500, 503)
+_ERRORS_OF_BODIES = (404, 408, 413, 415)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """An endpoint. body, answer: what it reads and writes, a type or another content type than
+    JSON. streams: whether it may answer with events instead, each of type `streams`. needs_key:
+    whether API keys guard it."""
+
+    method: str
+    path: str
+    handler: Callable[..., Any]
+    answer: type[msgspec.Struct] | str
+    body: type[msgspec.Struct] | None = None
+    streams: type[msgspec.Struct] | None = None
+    needs_key: bool = False
+
+
+def openapi_document(operations: Sequence[Operation], *, root_path: str = "") -> dict[str, Any]:
+    """As OpenAPI 3.1 (openapis.org) has it."""
+    types: list[Any] = [ErrorAnswer]
+    for operation in operations:
+        found = (operation.body, operation.answer, operation.streams)
+        types += [kind for kind in found if isinstance(kind, type)]
+    unique = list(dict.fromkeys(types))
+    schemas, components = msgspec.json.schema_components(
+        unique, ref_template="#/components/schemas/{name}"
+    )
+    references = dict(zip(unique, schemas))
+    for schema in components.values():
+        _tell_unsupported(schema)
+    paths: dict[str, Any] = {}
+    for operation in operations:
+        entry = paths.setdefault(operation.path, {})
+        entry[operation.method.lower()] = _operation(operation, references)
+    document: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Pelton",
+            "version": pelton.__version__,
+            "description": "A model, by OpenAI's API with vLLM's extra fields.",
+        },
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+    if root_path:
+        document["servers"] = [{"url": root_path}]
+    return document
+
+
+def _tell_unsupported(schema: dict[str, Any]) -> None:
+    for name, property_schema in schema.get("properties", {}).items():
+        if schema.get("additionalProperties") is False and name in UNSUPPORTED:
+            rule = UNSUPPORTED[name]
+            property_schema["enum"] = list(rule.neutral)
+            property_schema["description"] = f"Not supported: {rule.hint}."
+
+
+def _operation(operation: Operation, references: dict[Any, Any]) -> dict[str, Any]:
+    words = inspect.getdoc(operation.handler) or ""
+    answer = operation.answer
+    if isinstance(answer, str):
+        content: dict[str, Any] = {answer: {"schema": {"type": "string"}}}
+    else:
+        content = {_JSON: {"schema": references[answer]}}
+    if operation.streams is not None:
+        name = operation.streams.__name__
+        content["text/event-stream"] = {
+            "schema": {"type": "string", "description": f"Events that hold a {name} each."}
+        }
+    errors = [*_ERRORS_OF_ALL]
+    if operation.body is not None:
+        errors += _ERRORS_OF_BODIES
+    if operation.needs_key:
+        errors.append(401)
+    if "{" in operation.path and 404 not in errors:
+        errors.append(404)
+    described: dict[str, Any] = {
+        "summary": words.partition("\n")[0],
+        "operationId": operation.handler.__name__,
+        "responses": {
+            "200": {"description": "Done.", "content": content},
+            **{
+                str(status): {
+                    "description": HTTPStatus(status).phrase,
+                    "content": {_JSON: {"schema": references[ErrorAnswer]}},
+                }
+                for status in sorted(errors)
+            },
+        },
+    }
+    if operation.body is not None:
+        described["requestBody"] = {
+            "required": True,
+            "content": {_JSON: {"schema": references[operation.body]}},
+        }
+    if operation.needs_key:
+        described["security"] = [{"key": []}, {}]
+    if "{" in operation.path:
+        described["parameters"] = [
+            {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+        ]
+    return described

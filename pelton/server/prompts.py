@@ -1,0 +1,219 @@
+"""From a request's prompt or messages to token ids. Long ones are worked on beside the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pelton.errors import RequestError
+from pelton.server.bodies import beside_loop
+from pelton.server.errors import ApiError
+from pelton.server.protocol import ChatBody, CompletionBody, TokenizeBody
+from pelton.tokens.byte_bound import max_bytes_per_token
+from pelton.tokens.chat_template import ChatTemplate
+from pelton.tokens.tokenizer import Tokenizer
+
+TokenIds = npt.NDArray[np.int32]
+
+MAX_PROMPTS = 1024
+"""Prompts in one request to /v1/completions."""
+
+_SMALL_TEXT = 2000  # characters that are tokenized sooner than another thread would wake up
+_TEMPLATE_WORDS = ("self", "messages", "tools", "add_generation_prompt", "continue_final_message")
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyPrompt:
+    """token_ids: [prompt_len]. text: what was sent or rendered; None if ids were sent."""
+
+    token_ids: TokenIds
+    text: str | None
+
+
+class PromptReader:
+    """Makes prompts of requests' bodies.
+
+    Args:
+        tokenizer, template: the model's.
+        vocab_size: ids are in [0, vocab_size).
+        max_model_len: tokens that prompt and answer may have together.
+        pool: threads for long work.
+        trusts_templates: whether requests may bring chat templates.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        *,
+        vocab_size: int,
+        max_model_len: int,
+        pool: Executor,
+        trusts_templates: bool = False,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self._template = template
+        self._vocab_size = vocab_size
+        self._max_model_len = max_model_len
+        self._pool = pool
+        self._trusts_templates = trusts_templates
+        width = max_bytes_per_token(tokenizer)
+        self._max_bytes = None if width is None else width * max_model_len
+
+    async def completion(self, body: CompletionBody) -> list[ReadyPrompt]:
+        """One prompt or several, in order. Raises RequestError, or ApiError with OpenAI's code for
+        one that is too long."""
+        given = body.prompt
+        is_small = isinstance(given, str) and len(given) <= _SMALL_TEXT
+        return await beside_loop(self._pool, is_small, self._completion, body)
+
+    def _completion(self, body: CompletionBody) -> list[ReadyPrompt]:
+        adds = True if body.add_special_tokens is None else body.add_special_tokens
+        keep = self._kept(body.truncate_prompt_tokens)
+        return [self._ready(prompt, adds, keep) for prompt in _as_prompts(body.prompt)]
+
+    async def chat(self, body: ChatBody) -> ReadyPrompt:
+        """The conversation, rendered by the chat template. Always beside the loop: a template may
+        run for seconds, whatever it is given."""
+        return await beside_loop(self._pool, False, self._chat, body)
+
+    def _chat(self, body: ChatBody) -> ReadyPrompt:
+        keep = self._kept(body.truncate_prompt_tokens)
+        # The template writes BOS itself.
+        return self._ready(self._render(body), bool(body.add_special_tokens), keep)
+
+    async def tokens(self, body: TokenizeBody) -> list[int]:
+        """For /tokenize: of any length."""
+        return await beside_loop(self._pool, False, self._tokens, body)
+
+    def _tokens(self, body: TokenizeBody) -> list[int]:
+        if (body.prompt is None) == (body.messages is None):
+            raise RequestError("Give prompt or messages, one of the two.", field="prompt")
+        adds, text = body.add_special_tokens, body.prompt
+        if text is None:
+            text, adds = self._render(body), bool(adds)
+        ids: list[int] = self._encode(text, True if adds is None else adds).tolist()
+        return ids
+
+    def _kept(self, truncate: int | None) -> int | None:
+        """Tokens of the prompt that are kept, counted from its end."""
+        if truncate is None:
+            return None
+        if truncate == -1:
+            return self._max_model_len - 1
+        if not 1 <= truncate < self._max_model_len:
+            raise RequestError(
+                f"truncate_prompt_tokens must be -1 or between 1 and {self._max_model_len - 1}, "
+                f"got {truncate}.",
+                field="truncate_prompt_tokens",
+            )
+        return truncate
+
+    def _ready(self, prompt: str | Sequence[int], adds: bool, keep: int | None) -> ReadyPrompt:
+        if isinstance(prompt, str):
+            ids, text = self._encode_short(prompt, adds, keep), prompt
+        else:
+            if keep is not None:
+                prompt = prompt[-keep:]
+            elif len(prompt) >= self._max_model_len:
+                raise self._too_long(str(len(prompt)))
+            ids, text = self._check_ids(prompt), None
+        if keep is not None and len(ids) > keep:
+            ids, text = ids[-keep:], None
+        if len(ids) >= self._max_model_len:
+            raise self._too_long(str(len(ids)))
+        if len(ids) == 0:
+            raise RequestError("prompt must have at least 1 token, got none.", field="prompt")
+        return ReadyPrompt(ids, text)
+
+    def _encode_short(self, text: str, adds: bool, keep: int | None) -> TokenIds:
+        """Refuses a text that is surely too long by its bytes, of which each character has one at
+        least, before it takes time to tokenize it."""
+        if (
+            keep is None
+            and self._max_bytes is not None
+            and (len(text) > self._max_bytes or len(text.encode()) > self._max_bytes)
+        ):
+            raise self._too_long(f"at least {self._max_model_len}")
+        return self._encode(text, adds)
+
+    def _encode(self, text: str, adds: bool) -> TokenIds:
+        return self.tokenizer.encode(text, add_special_tokens=adds)
+
+    def _too_long(self, length: str) -> ApiError:
+        return ApiError(
+            400,
+            f"The prompt has {length} tokens, and must be shorter than max_model_len="
+            f"{self._max_model_len}; shorten it, or set truncate_prompt_tokens.",
+            param="prompt",
+            code="context_length_exceeded",
+        )
+
+    def _check_ids(self, ids: Sequence[int]) -> TokenIds:
+        low, high = min(ids, default=0), max(ids, default=0)
+        if low < 0 or high >= self._vocab_size:
+            raise RequestError(
+                f"prompt holds token id {low if low < 0 else high}; the model's vocabulary has ids "
+                f"from 0 to {self._vocab_size - 1}.",
+                field="prompt",
+            )
+        return np.array(ids, dtype=np.int32)
+
+    def _render(self, body: ChatBody | TokenizeBody) -> str:
+        template = self._template
+        if body.chat_template is not None:
+            template = self._brought(body.chat_template)
+        variables: dict[str, Any] = dict(body.chat_template_kwargs or {})
+        for name in _TEMPLATE_WORDS:
+            if name in variables:
+                raise RequestError(
+                    f"chat_template_kwargs may not hold {name!r}, which is a field of its own.",
+                    field="chat_template_kwargs",
+                )
+        if body.documents is not None:
+            variables["documents"] = body.documents
+        continues = bool(body.continue_final_message)
+        adds = body.add_generation_prompt
+        assert body.messages is not None
+        return template.render(
+            body.messages,
+            add_generation_prompt=not continues if adds is None else adds,
+            continue_final_message=continues,
+            **variables,
+        )
+
+    def _brought(self, source: str) -> ChatTemplate:
+        if not self._trusts_templates:
+            raise RequestError(
+                "chat_template in a request is only read if the server was started with "
+                "--trust-request-chat-template.",
+                field="chat_template",
+            )
+        try:
+            return ChatTemplate(source, special_tokens=self.tokenizer.special_tokens)
+        except ValueError as error:
+            raise RequestError(str(error), field="chat_template") from None
+
+
+def _as_prompts(given: str | list[str | int | list[int]]) -> list[str | list[int]]:
+    if isinstance(given, str):
+        return [given]
+    if not given:
+        raise RequestError("prompt must not be empty.", field="prompt")
+    if all(type(item) is int for item in given):
+        return [given]  # type: ignore[list-item]
+    if len(given) > MAX_PROMPTS:
+        raise RequestError(
+            f"prompt may hold {MAX_PROMPTS} prompts, got {len(given)}.", field="prompt"
+        )
+    kind = type(given[0])
+    if kind is int or any(type(item) is not kind for item in given):
+        raise RequestError(
+            "prompt must be a string, token ids, or a list of one of these.", field="prompt"
+        )
+    return given  # type: ignore[return-value]

@@ -1,0 +1,52 @@
+"""What the routes share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+
+from pelton.config.server import ServerArgs
+from pelton.engine.async_llm import AsyncLLM, EngineStats
+from pelton.metrics.prometheus import ServerMetrics
+from pelton.server.endpoint import InFlight
+from pelton.server.prompts import PromptReader
+from pelton.server.service import Service
+
+
+@dataclass(slots=True, kw_only=True)
+class ServerState:
+    """One served model. root: its checkpoint's name. created: seconds since 1970."""
+
+    engine: AsyncLLM
+    service: Service
+    reader: PromptReader
+    metrics: ServerMetrics
+    args: ServerArgs
+    names: list[str]
+    root: str
+    max_model_len: int
+    pool: Executor
+    in_flight: InFlight = field(default_factory=InFlight)
+    created: int = field(default_factory=lambda: int(time.time()))
+
+
+def engine_numbers(now: EngineStats) -> Mapping[str, float]:
+    """An engine's counts by the names of metrics, see metrics/prometheus.py."""
+    stats = now.scheduler
+    return {
+        "num_requests_running": stats.num_running,
+        "num_requests_waiting": now.num_queued,
+        "kv_cache_usage_perc": stats.kv_usage,
+        "prefix_cache_queries": stats.num_cache_queries,
+        "prefix_cache_hits": stats.num_cache_hits,
+        "num_preemptions": stats.num_preemptions,
+        "generation_tokens": stats.num_generated_tokens,
+        "iterations": stats.num_steps,
+        "iteration_tokens": stats.num_scheduled_tokens,
+        "corrupted_requests": stats.num_errors,
+        "spec_decode_num_drafts": stats.num_drafts,
+        "spec_decode_num_draft_tokens": stats.num_draft_tokens,
+        "spec_decode_num_accepted_tokens": stats.num_accepted_tokens,
+    }

@@ -1,0 +1,84 @@
+"""The HTTP server in this process, over any AsyncLLM: real sockets, no engine process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
+
+import httpx
+import uvicorn
+
+from pelton.config.server import ServerArgs
+from pelton.engine.async_llm import AsyncLLM
+from pelton.server.app import create_app
+from pelton.server.serve import make_state
+from pelton.server.state import ServerState
+
+
+class Served:
+    """client: of the running server. state: what it serves."""
+
+    def __init__(self, client: httpx.AsyncClient, state: ServerState, port: int) -> None:
+        self.client = client
+        self.state = state
+        self.port = port
+
+    async def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
+        return await self.client.post(path, json=body, **options)
+
+    async def events(self, path: str, body: Any) -> list[Any]:
+        """The events of a stream; the last one may be "[DONE]"."""
+        found: list[Any] = []
+        async with self.client.stream("POST", path, json={**body, "stream": True}) as response:
+            assert response.status_code == 200, await response.aread()
+            async for line in response.aiter_lines():
+                if line:
+                    kind, _, data = line.partition(": ")
+                    assert kind == "data"
+                    found.append(data if data == "[DONE]" else json.loads(data))
+        return found
+
+
+@contextlib.asynccontextmanager
+async def served(
+    llm: AsyncLLM, *, keys: Sequence[str] = (), **options: Any
+) -> AsyncIterator[Served]:
+    """options: of ServerArgs."""
+    args = ServerArgs(**options)
+    state = make_state(llm, args)
+    config = uvicorn.Config(
+        create_app(state, keys),
+        port=0,
+        log_config=None,
+        lifespan="off",
+        ws="none",
+        root_path=args.root_path,
+        timeout_graceful_shutdown=1,
+    )
+    server = uvicorn.Server(config)
+    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]
+    task = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.002)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        async with httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{port}", timeout=20, trust_env=False
+        ) as client:
+            yield Served(client, state, port)
+    finally:
+        server.should_exit = True
+        await task
+        state.pool.shutdown()
+        await llm.close()
+
+
+def run(main: Callable[[], Awaitable[Any]], timeout: float = 30) -> Any:
+    async def bounded() -> Any:
+        async with asyncio.timeout(timeout):
+            return await main()
+
+    return asyncio.run(bounded())
