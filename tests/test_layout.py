@@ -69,7 +69,13 @@ def test_test_folders_mirror_rooms() -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [["--help"], ["--version"], ["generate", "--help"], ["bench", "latency", "--help"]],
+    [
+        ["--help"],
+        ["--version"],
+        ["generate", "--help"],
+        ["serve", "--help"],
+        ["bench", "latency", "--help"],
+    ],
     ids=" ".join,
 )
 def test_help_loads_nothing_heavy(words: list[str]) -> None:

@@ -16,7 +16,7 @@ from pelton.core.request import Request
 from pelton.errors import ConfigError, RequestError
 from pelton.sampling.table import processor_target
 from pelton.setup.check import CheckedArgs
-from pelton.tokens.chat_template import ChatTemplate
+from pelton.tokens.chat_template import ChatTemplate, ContentChoice
 from pelton.tokens.tokenizer import Tokenizer, load_tokenizer
 
 Prompt = str | Mapping[str, Any]
@@ -151,15 +151,18 @@ def load_tokenizer_of(checked: CheckedArgs) -> Tokenizer | None:
     return load_tokenizer(checkpoint.folder)
 
 
-def load_template(given: str | None, tokenizer: Tokenizer | None) -> ChatTemplate:
-    """given: a template's text or a file that holds it; None: the model's own."""
+def load_template(
+    given: str | None, tokenizer: Tokenizer | None, *, content_format: ContentChoice = "auto"
+) -> ChatTemplate:
+    """given: a template's text or a file that holds it; None: the model's own. content_format: see
+    ChatTemplate."""
     special = {} if tokenizer is None else tokenizer.special_tokens
+    source: str | Mapping[str, str] | None = given
     if given is None:
-        templates = None if tokenizer is None else tokenizer.chat_templates
-        return ChatTemplate(templates, special_tokens=special)
-    if "{" not in given:
+        source = None if tokenizer is None else tokenizer.chat_templates
+    elif "{" not in given:
         path = Path(given)
         if not path.is_file():
             raise ConfigError(f"chat_template={given!r} is neither a file nor a Jinja template.")
-        given = path.read_text(encoding="utf-8")
-    return ChatTemplate(given, special_tokens=special)
+        source = path.read_text(encoding="utf-8")
+    return ChatTemplate(source, special_tokens=special, content_format=content_format)

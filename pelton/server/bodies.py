@@ -22,7 +22,7 @@ READ_SECONDS = 300.0
 """How long a client may take to send its body."""
 
 _SMALL = 16 * 1024  # bytes that are parsed sooner than another thread would wake up
-_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`(?: - at `\$\.?(.*)`)?", re.DOTALL)
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`(?: - at `\$\.?(.*)`)?", re.DOTALL)
 _WRONG = re.compile(r"(.*) - at `\$\.?(.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(.*)`")
 

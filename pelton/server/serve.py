@@ -13,6 +13,7 @@ import ssl
 import sys
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
+from typing import cast
 
 import uvicorn
 from starlette.applications import Starlette
@@ -32,6 +33,7 @@ from pelton.server.prompts import PromptReader
 from pelton.server.service import Service
 from pelton.server.state import ServerState, engine_numbers
 from pelton.server.throughput import log_throughput
+from pelton.tokens.chat_template import ContentChoice
 
 log = logging.getLogger("pelton.server")
 
@@ -67,7 +69,11 @@ def make_state(
         raise ConfigError(
             "a server needs the model's tokenizer, and there is none here; pass --tokenizer FOLDER."
         )
-    template = load_template(chat_template, tokenizer)
+    template = load_template(
+        chat_template,
+        tokenizer,
+        content_format=cast(ContentChoice, args.chat_template_content_format),
+    )
     config = engine.config
     names = args.served_model_name or [engine.facts.model]
     pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="pelton-request")

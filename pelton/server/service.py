@@ -179,7 +179,7 @@ class Run(Generic[Chunk, Whole]):
         self._joiner = joiner
         self._watch = watch
 
-    async def chunks(self) -> AsyncGenerator[list[Chunk], None]:
+    async def chunks(self) -> AsyncGenerator[Sequence[Chunk], None]:
         """Chunks as they come, some at a time; without the usage chunk.
 
         Raises what is wrong with the request before the first ones, and the engine's faults, kin of

@@ -93,7 +93,7 @@ class UsageCount:
 class Chunker(Protocol[MadeChunk]):
     """Makes chunks of one request's deltas, in order."""
 
-    def chunks(self, prompt: int, delta: RequestDelta) -> list[MadeChunk]:
+    def chunks(self, prompt: int, delta: RequestDelta) -> Sequence[MadeChunk]:
         """What `delta` adds to the answers to prompt number `prompt`; nothing for an answer that
         gets nothing to show."""
         ...

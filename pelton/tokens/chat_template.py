@@ -13,6 +13,7 @@ from pelton.errors import ConfigError, RequestError
 from pelton.tokens.template_sandbox import TemplateEnvironment
 
 ContentFormat = Literal["string", "parts"]
+ContentChoice = Literal["auto", "string", "parts"]
 
 _MAX_DEPTH = 100
 # No template strips it, repeats it or treats it specially, and no text holds it.
@@ -45,7 +46,7 @@ class ChatTemplate:
         templates: str | Mapping[str, str] | None,
         *,
         special_tokens: Mapping[str, str] | None = None,
-        content_format: Literal["auto", "string", "parts"] = "auto",
+        content_format: ContentChoice = "auto",
     ) -> None:
         named = {"default": templates} if isinstance(templates, str) else dict(templates or {})
         self._special_tokens = dict(special_tokens or {})
@@ -135,7 +136,7 @@ class _Compiled:
         self,
         environment: TemplateEnvironment,
         source: str,
-        content_format: Literal["auto", "string", "parts"],
+        content_format: ContentChoice,
     ) -> None:
         try:
             tree = environment.parse(source)

@@ -193,7 +193,7 @@ def test_wrong_requests_are_told_so_by_name_and_hurt_nobody() -> None:
                     assert error["message"]
                     if field is not None:
                         assert error["param"] == field, (body, error)
-                
+
             assert len([m for m in engine_of(llm).sent if isinstance(m, AddRequest)]) == 1
             events = await witness
             assert sum(len(e["choices"]) for e in events[:-1]) == 200
