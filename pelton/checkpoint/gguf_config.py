@@ -7,6 +7,7 @@ llama.cpp does with a family's files.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ _IGNORED = (
     "attention.layer_norm_epsilon",  # all norms are RMS norms
     "expert_used_count",  # expert_count is read
     "rope.scaling.finetuned",
-    "rope.scaling.original_context_length",  # of kinds that need it, which are refused
+    "rope.scaling.original_context_length",  # kinds that need it read it
     "tensor_data_layout",  # of the file's maker; old, and true of every file
 )
 # Keys that change nothing when they have this value; another is refused.
@@ -41,6 +42,8 @@ _NEUTRAL: dict[str, object] = {
     "expert_count": 0,
     "nextn_predict_layers": 0,
     "rope.scaling.attn_factor": 1.0,
+    "rope.scaling.yarn_attn_factor": 1.0,
+    "rope.scaling.yarn_ext_factor": 1.0,
     "use_parallel_residual": False,
 }
 
@@ -164,7 +167,7 @@ def _phi3(meta: Metadata) -> ModelConfig:
         architecture="Phi3ForCausalLM",
         **fields,
         **_window(meta, fields["num_layers"]),
-        rope=read_rope(meta, fields["head_dim"], allow_partial=True),
+        rope=read_rope(meta, fields["head_dim"], allow_partial=True, allow_longrope=True),
     )
 
 
@@ -271,7 +274,7 @@ def gguf_model_config(header: GGUFHeader) -> ModelConfig:
     meta = Metadata(header, architecture)
     model = ARCHITECTURES[architecture](meta)
     _refuse_unread(meta)
-    return model
+    return replace(model, max_position=model.rope.context(model.max_position))
 
 
 def _refuse_unread(meta: Metadata) -> None:

@@ -38,4 +38,6 @@ PHI3_GGUF = NameRules(
         ),
         *_FUSED_GGUF,
     ),
+    # Read with the metadata, or of contexts that no request gets to.
+    ignored=("rope_factors_short.weight", "rope_factors_long.weight"),
 )

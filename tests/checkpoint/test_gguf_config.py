@@ -126,7 +126,12 @@ def test_a_wrong_value_is_named(make, changes, says):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"llama.rope.scaling.type": "yarn"}, "llama.rope.scaling.type='yarn'"),
+        ({"llama.rope.scaling.type": "ntk"}, "llama.rope.scaling.type='ntk'"),
+        (
+            {"llama.rope.scaling.yarn_attn_factor": 0.5},
+            "scaling.yarn_attn_factor=0.5.*1.0 or absent",
+        ),
+        ({"llama.rope.scaling.yarn_log_multiplier": 0.1}, "yarn_log_multiplier=0.1"),
         ({"llama.rope.dimension_count": 8}, "llama.rope.dimension_count=8"),
         ({"llama.expert_count": 8}, "llama.expert_count=8"),
         ({"llama.attention.value_length": 8}, "llama.attention.value_length=8"),
@@ -182,11 +187,44 @@ def test_phi3_must_say_whether_it_has_a_window(make):
         read(attention__sliding_window=0, rope__dimension_count=18)
 
 
-def test_longrope_is_refused(make):
-    tensors = {"rope_factors_short.weight": np.ones(8, "f4")}
-    changes = {"phi3.attention.sliding_window": 0}
-    with pytest.raises(UnsupportedError, match=r"rope_factors_short\.weight' \(longrope\)"):
-        read_model_config(make(changes, architecture="phi3", tensors=tensors))
+def test_longrope(make):
+    """Its context ends where the rotation of tokens in the cache would change."""
+    tensors = {"rope_factors_short.weight": np.linspace(1, 2, 8, dtype="f4")}
+    changes = {
+        "phi3.attention.sliding_window": 0,
+        "phi3.rope.scaling.original_context_length": 32,
+        "phi3.rope.scaling.attn_factor": 1.25,
+    }
+    model = read_model_config(make(changes, architecture="phi3", tensors=tensors))
+    assert (model.rope.kind, model.rope.factor, model.max_position) == ("longrope", 4.0, 32)
+    assert model.rope.attention_factor == 1.25
+    assert model.rope.short_factors == pytest.approx(np.linspace(1, 2, 8))
+    without = {**changes, "phi3.rope.scaling.attn_factor": None}
+    with pytest.raises(CheckpointError, match="attn_factor' is missing"):
+        read_model_config(make(without, architecture="phi3", tensors=tensors))
+    with pytest.raises(UnsupportedError, match=r"rope_factors_short\.weight.*architecture='llama'"):
+        read_model_config(make(tensors=tensors))
+    for wrong, says in ((np.ones(7, "f4"), "shape"), (np.zeros(8, "f4"), "above 0")):
+        tensors = {"rope_factors_short.weight": wrong}
+        with pytest.raises(CheckpointError, match=says):
+            read_model_config(make(changes, architecture="phi3", tensors=tensors))
+
+
+def test_yarn(make):
+    changes = {
+        "llama.rope.scaling.type": "yarn",
+        "llama.rope.scaling.factor": 4.0,
+        "llama.rope.scaling.original_context_length": 64,
+    }
+    model = read_model_config(make(changes))
+    assert (model.rope.kind, model.rope.factor) == ("yarn", 4.0)
+    assert model.rope.attention_factor == pytest.approx(1 + 0.1 * np.log(4))
+    assert (model.rope.beta_fast, model.rope.beta_slow) == (32.0, 1.0)
+    # The file tells the length before it is stretched.
+    assert model.max_position == 256
+    for key in ("factor", "original_context_length"):
+        with pytest.raises(CheckpointError, match=f"{key}' is missing"):
+            read_model_config(make({**changes, f"llama.rope.scaling.{key}": None}))
 
 
 def test_qwens_window_is_refused(make):
