@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pelton.config.model import ModelConfig
+from pelton.core.kv.spec import page_bytes_of
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -34,19 +35,29 @@ def weight_bytes(config: ModelConfig, dtype: str) -> int:
     return (_layers_elements(config) + head) * ELEMENT_BYTES[dtype]
 
 
-def kv_bytes(config: ModelConfig, dtype: str, num_tokens: int) -> int:
+def kv_bytes(config: ModelConfig, kv_dtype: str, num_tokens: int) -> int:
     """Bytes of keys and values of `num_tokens` tokens, over all attention layers."""
-    per_token = 2 * _num_attention_layers(config) * config.num_kv_heads * config.head_dim
-    return num_tokens * per_token * ELEMENT_BYTES[dtype]
+    return _num_attention_layers(config) * page_bytes_of(
+        kv_dtype,
+        block_size=num_tokens,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+    )
 
 
 def decode_bytes(
-    config: ModelConfig, dtype: str, *, batch_size: int, input_len: int, output_len: int
+    config: ModelConfig,
+    dtype: str,
+    *,
+    kv_dtype: str,
+    batch_size: int,
+    input_len: int,
+    output_len: int,
 ) -> float:
     """Bytes read by the average decode step of rows that grow from input_len by output_len tokens:
     steps attend to input_len + 1 .. input_len + output_len - 1 tokens."""
     mean_len = input_len + output_len / 2
-    return weight_bytes(config, dtype) + batch_size * mean_len * kv_bytes(config, dtype, 1)
+    return weight_bytes(config, dtype) + batch_size * mean_len * kv_bytes(config, kv_dtype, 1)
 
 
 def prefill_flops(config: ModelConfig, *, batch_size: int, input_len: int) -> float:

@@ -81,7 +81,11 @@ def tell(
     tokens = {"prefill": options.batch_size * options.input_len}
     if options.output_len > 1:
         num_bytes = cost.decode_bytes(
-            config.model, config.dtype, output_len=options.output_len, **shape
+            config.model,
+            config.dtype,
+            kv_dtype=config.cache.dtype,
+            output_len=options.output_len,
+            **shape,
         )
         floors["decode_step"] = num_bytes / ceilings.read_bytes_per_s
         tokens["decode_step"] = options.batch_size

@@ -47,7 +47,11 @@ def tell(
     """
     shape = {"batch_size": options.num_prompts, "input_len": options.input_len}
     step_bytes = cost.decode_bytes(
-        config.model, config.dtype, output_len=options.output_len, **shape
+        config.model,
+        config.dtype,
+        kv_dtype=config.cache.dtype,
+        output_len=options.output_len,
+        **shape,
     )
     floor = (
         cost.prefill_flops(config.model, **shape) / ceilings.flops_per_s

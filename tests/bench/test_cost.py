@@ -41,12 +41,15 @@ def test_weight_bytes_are_the_matrices_of_a_step(is_tied: bool) -> None:
     assert cost.weight_bytes(config, "bfloat16") == sum(m.nbytes for m in matrices.values())
 
 
-def test_decode_bytes_average_over_the_steps() -> None:
+@pytest.mark.parametrize(("kv_dtype", "head_bytes"), [("float32", 10 * 4), ("int8", 10 + 2)])
+def test_decode_bytes_average_over_the_steps(kv_dtype: str, head_bytes: int) -> None:
     weights = cost.weight_bytes(CONFIG, "float32")
-    per_token = 2 * 2 * (2 * 10) * 4  # K and V, layers, heads * head_dim, bytes
+    per_token = 2 * 2 * 2 * head_bytes  # K and V, layers, heads, bytes with the scale
     # 3 outputs are a prefill and 2 steps, which attend to 6 and 7 tokens.
     steps = [weights + 3 * n * per_token for n in (6, 7)]
-    found = cost.decode_bytes(CONFIG, "float32", batch_size=3, input_len=5, output_len=3)
+    found = cost.decode_bytes(
+        CONFIG, "float32", kv_dtype=kv_dtype, batch_size=3, input_len=5, output_len=3
+    )
     assert found == sum(steps) / len(steps)
 
 
