@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.codes import CODES
 from support.plain import greedy, plain_tokens
 from support.tiny import checkpoint_of, make_config, make_device, prompts_of, tiny_llama
 
@@ -90,6 +91,7 @@ def build_rank(config: EngineConfig, rank: int, size: int) -> tuple[Llama, Any]:
         rank=rank,
         size=size,
         batch_invariant=config.batch_invariant,
+        kv_codes=None if config.cache.dtype == "float32" else CODES[config.cache.dtype],
     )
     with torch.inference_mode():
         model = load_model(config, build, checkpoint_of(CASES_FOLDER[config.model.vocab_size]))
@@ -211,6 +213,26 @@ def test_greedy_token_of_the_ranks_is_the_plain_one():
     last = np.cumsum([3, 7, 19]) - 1
     tokens = joined[last].argmax(1).tolist()
     assert tokens == [plain_tokens(prompt, greedy())[0] for prompt in prompts]
+
+
+@pytest.mark.parametrize("kv_dtype", CODES)
+@pytest.mark.parametrize("case", ["plain", "multi-query"])
+def test_quantised_keys_and_values(case, kv_dtype):
+    """A head has its own scales, so each rank quantises its heads as one rank would all. Partial
+    sums differ in their last bits, which turns some number into the next code."""
+    config = config_of(case, kv_dtype=kv_dtype)
+    prompts = prompts_of([3, 7, 19], seed=2)
+    ((expected, logits, _),) = forward(config, 1, prompts)
+    ((exact, _, _),) = forward(config_of(case), 1, prompts)
+    ranks = forward(config, 2, prompts)
+    scale = float(expected.abs().max())
+    for hidden, _, _ in ranks:
+        assert torch.equal(hidden, ranks[0][0])
+        off = (hidden - expected).abs().max() / scale
+        assert off < 1e-3
+        assert off < (exact - expected).abs().max() / scale / 5, "codes are what all ranks read"
+    joined = torch.cat([shard for _, shard, _ in ranks], 1)
+    assert torch.equal(joined.argmax(1), logits.argmax(1))
 
 
 @pytest.mark.parametrize("size", [2, 4])
