@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from pelton.core.plan import BlockAppend, NewRow, SlotRef
+from pelton.core.plan import BlockAppend, NewRow, SlotRef, StepPlan
 
 if TYPE_CHECKING:
     from pelton.batch.input_batch import InputBatch
@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 class StepParticipant:
     """Every hook does nothing unless it is overridden; the runner calls only overridden ones."""
+
+    def begin_step(self, plan: StepPlan) -> None:
+        """Before any other hook of the step: for whoever needs the plan as a whole."""
 
     def add_request(self, row: NewRow) -> None:
         """A request got row `row.ref.slot`; stage all of the row's state, old owners' included.

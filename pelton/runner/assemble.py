@@ -18,6 +18,7 @@ from pelton.batch.participant import StepParticipant
 from pelton.batch.recurrent_states import RecurrentStates
 from pelton.batch.row_state import RowState
 from pelton.batch.staged import Staging
+from pelton.batch.state_checkpoints import StateCheckpoints
 from pelton.config.engine import EngineConfig
 from pelton.core.descriptor import Descriptor
 from pelton.core.kv.groups import group_layers, with_tables
@@ -88,10 +89,7 @@ def assemble(
     layers = model.kv_layers(config.cache.block_size)
     groups = group_layers(layers, config.cache.checkpoint_interval)
     tabled = with_tables(groups)
-    has_states = any(layer.recurrent is not None for layer in layers)
-    assert not has_states or not config.cache.enable_prefix_caching or len(tabled) < len(groups), (
-        "a prefix hit would begin without recurrent state"
-    )
+    kept = groups[len(tabled) :]
     max_logprobs = min(config.max_logprobs, config.model.vocab_size)
 
     # Everything that is staged declares itself before the staging area gets its addresses.
@@ -121,6 +119,12 @@ def assemble(
     )
     # One order for every hook. The sampler first: nothing but what rows ask of it is refused.
     participants: list[StepParticipant] = [sampling_rows]
+    checkpoints = StateCheckpoints(
+        device, staging, max_num_seqs=max_rows, pages=sum(group.pages for group in kept)
+    )
+    if kept:
+        # Before whatever writes to blocks: a checkpoint that is read may have their next owner.
+        participants.append(checkpoints)
     zeroing = NewBlockZeroing(device, staging, config.cache.num_blocks, tables.block_sizes)
     if backend.reads_past_end:
         participants.append(zeroing)
@@ -141,6 +145,8 @@ def assemble(
     kv = allocate_kv(device, backend, layers, config.cache.num_blocks)
     zeroing.pools = [pool for pool in kv if len(pool)]
     states = RecurrentStates(device, layers, num_rows=rows.num_rows, num_drafts=num_drafts)
+    if kept:
+        checkpoints.connect(layers, kv, states)
     model_state = DefaultModelState(
         device,
         config.model,

@@ -35,6 +35,7 @@ class ModelRunner:
         self._builder = builder
         self._executor = executor
         self._head = head
+        self._begin_hooks = overridden(participants, "begin_step")
         self._add_hooks = overridden(participants, "add_request")
         self._append_hooks = overridden(participants, "append_blocks")
         self._remove_hooks = overridden(participants, "remove_request")
@@ -83,6 +84,8 @@ class ModelRunner:
     def _change_rows(self, plan: StepPlan) -> dict[SlotRef, Exception]:
         """Stage the plan's differences; a row that a participant refuses fails alone."""
         failed: dict[SlotRef, Exception] = {}
+        for hook in self._begin_hooks:
+            hook(plan)
         for ref in (*plan.finished, *plan.preempted):
             for hook in self._remove_hooks:
                 hook(ref)
