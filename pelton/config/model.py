@@ -147,6 +147,11 @@ class ModelConfig:
     def layer_kind(self, index: int) -> LayerKind:
         return self.layer_kinds[index] if self.layer_kinds else "full"
 
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether any layer has state."""
+        return "recurrent" in self.layer_kinds
+
     def is_sparse(self, index: int) -> bool:
         """Whether layer `index` has experts."""
         return self.num_experts > 0 and (not self.sparse_layers or self.sparse_layers[index])

@@ -90,6 +90,10 @@ def assemble(
     groups = group_layers(layers, config.cache.checkpoint_interval)
     tabled = with_tables(groups)
     kept = groups[len(tabled) :]
+    has_states = any(layer.recurrent is not None for layer in layers)
+    assert kept or not (has_states and config.cache.enable_prefix_caching), (
+        "a prefix hit would begin without recurrent state"
+    )
     max_logprobs = min(config.max_logprobs, config.model.vocab_size)
 
     # Everything that is staged declares itself before the staging area gets its addresses.

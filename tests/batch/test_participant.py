@@ -38,6 +38,7 @@ def test_only_overridden_hooks_are_bound_and_in_order():
 
 def test_every_hook_does_nothing_by_default():
     assert HOOKS == [
+        "begin_step",
         "add_request",
         "append_blocks",
         "remove_request",

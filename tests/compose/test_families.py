@@ -54,8 +54,6 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {"moe_intermediate_size": 20, "num_experts": 6, "num_experts_per_tok": 2},
     ),
 }
-# Their recurrent state is not kept for prefix hits yet.
-WITHOUT_HITS = {"GraniteMoeHybridForCausalLM"}
 BACKENDS = {
     "torch": {"attention_backend": "torch"},
     "invariant": {"attention_backend": "invariant", "batch_invariant": True},
@@ -115,8 +113,7 @@ def test_prefix_hits(family, backend):
         engine.run()
         name = engine.add(PROMPTS[3], seeded(), seed=4)
         outcome = engine.run()[name]
-        expected_hit = 0 if family in WITHOUT_HITS else hit // 4 * 4
-        assert outcome.request.num_cached_tokens == expected_hit
+        assert outcome.request.num_cached_tokens == hit // 4 * 4
         expected = plain_tokens(PROMPTS[3], seeded(), seed=4, folder=folder_of(family))
         assert outcome.token_ids == expected
 

@@ -95,13 +95,15 @@ def make_config(folder: Path, **changes: Any) -> EngineConfig:
         "max_steps_in_flight": 2,
     }
     scheduler = {name: changes.pop(name, default) for name, default in known.items()}
-    # Hits of recurrent models need checkpoints, which are not kept yet.
-    caching = changes.pop("enable_prefix_caching", True) and model.mamba2 is None
+    caching = changes.pop("enable_prefix_caching", True)
+    # Of recurrent models every block's end is a checkpoint, so that they hit what others do.
+    interval = changes.pop("checkpoint_interval", 4)
     cache = CacheConfig(
         block_size=changes.pop("block_size", 4),
         num_blocks=changes.pop("num_blocks", 64),
         dtype=changes.pop("kv_dtype", changes.get("dtype", "float32")),
         enable_prefix_caching=caching,
+        checkpoint_interval=interval if model.is_recurrent and caching else 0,
     )
     config = EngineConfig(
         model=model,

@@ -35,7 +35,8 @@ def save_states(commands: torch.Tensor, copies: Sequence[StateCopy]) -> None:
 def load_states(commands: torch.Tensor, copies: Sequence[StateCopy]) -> None:
     for copy in copies:
         rows, blocks = _where(commands, copy)
-        pages = copy.pages.index_select(0, blocks.reshape(-1)).view(len(commands), -1)
+        pages = copy.pages.index_select(0, blocks.reshape(-1))
+        pages = pages.view(len(commands), copy.count * copy.pages.shape[1])
         flat = copy.states.view(-1, copy.states.shape[2])
         flat.index_copy_(0, rows, pages[:, : flat.shape[1]])
 
