@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.families import tiny_model
 from support.tiny import TinyEngine, oracle_greedy, prompts_of, tiny_llama
 
 from pelton.config.params import SamplingParams
@@ -55,3 +56,36 @@ def test_seeded_tokens_equal_the_cpu():
     assert TinyEngine(tiny_llama(), device="cuda").generate(prompts, params) == TinyEngine(
         tiny_llama()
     ).generate(prompts, params)
+
+
+MOE = {
+    "qwen3": ("Qwen3Moe", {"moe_intermediate_size": 32, "num_experts": 9, "hidden_size": 64}),
+    "gpt-oss": ("GptOss", {"num_local_experts": 9, "sliding_window": 9, "hidden_size": 64}),
+}
+
+
+@pytest.mark.parametrize("backend", ["torch", "invariant"])
+@pytest.mark.parametrize("family", MOE)
+def test_experts_greedy_tokens_equal_transformers(family, backend):
+    name, overrides = MOE[family]
+    folder = tiny_model(name, num_experts_per_tok=3, **overrides)
+    invariant = backend == "invariant"
+    engine = TinyEngine(folder, device="cuda", attention_backend=backend, batch_invariant=invariant)
+    prompts = prompts_of([1, 7, 30, 16], seed=5)
+    assert engine.generate(prompts) == [oracle_greedy(folder, p, 12) for p in prompts]
+
+
+@pytest.mark.parametrize(("dtype", "kernel"), [("float32", "tiled"), ("bfloat16", "grouped")])
+@pytest.mark.parametrize("family", MOE)
+def test_experts_do_not_wait_for_the_device(family, dtype, kernel):
+    name, overrides = MOE[family]
+    folder = tiny_model(name, num_experts_per_tok=3, **overrides)
+    engine = TinyEngine(folder, device="cuda", dtype=dtype)
+    assert engine.worker.model.layers[0].mlp.experts.kernel.names == (kernel,)
+    names = [engine.add(prompt) for prompt in prompts_of([5, 40, 90])]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        outcomes = engine.run()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert all(outcomes[name].error is None for name in names)
