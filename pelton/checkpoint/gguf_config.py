@@ -16,6 +16,7 @@ from pelton.checkpoint.gguf_header import READABLE_TYPES, GGUFHeader
 from pelton.checkpoint.gguf_metadata import Metadata
 from pelton.checkpoint.gguf_rope import read_rope
 from pelton.checkpoint.limits import (
+    MAX_EXPERTS,
     MAX_HEAD_DIM,
     MAX_HEADS,
     MAX_HIDDEN,
@@ -135,20 +136,8 @@ def _qwen3(meta: Metadata) -> ModelConfig:
 
 
 def _qwen3moe(meta: Metadata) -> ModelConfig:
-    """All layers are sparse, and the weights of a token's experts sum to one: no key says else."""
-    count = meta.integer("expert_count")
-    chosen = meta.integer("expert_used_count")
-    if chosen > count:
-        raise meta.wrong("expert_used_count", f"at most expert_count={count}")
-    return _qwen(
-        meta,
-        architecture="Qwen3MoeForCausalLM",
-        qk_norm=True,
-        num_experts=count,
-        experts_per_token=chosen,
-        moe_intermediate_size=meta.integer("expert_feed_forward_length", high=MAX_INTERMEDIATE),
-        norm_topk_prob=True,
-    )
+    """All layers are sparse."""
+    return _qwen(meta, architecture="Qwen3MoeForCausalLM", qk_norm=True, **_experts(meta))
 
 
 def _qwen(meta: Metadata, **own: Any) -> ModelConfig:
@@ -169,6 +158,39 @@ def _phi3(meta: Metadata) -> ModelConfig:
         **_window(meta, fields["num_layers"]),
         rope=read_rope(meta, fields["head_dim"], allow_partial=True, allow_longrope=True),
     )
+
+
+def _gpt_oss(meta: Metadata) -> ModelConfig:
+    """The activation's numbers stand in no key, since all models of the family have them alike."""
+    fields = _shared(meta)
+    kinds = _pattern(meta, fields["num_layers"], 2)
+    return ModelConfig(
+        architecture="GptOssForCausalLM",
+        **{**fields, "mlp_bias": False},
+        **_experts(meta),
+        router_bias=True,
+        expert_bias=True,
+        swiglu_limit=7.0,
+        swiglu_alpha=1.702,
+        attention_sinks=True,
+        layer_kinds=kinds,
+        window=meta.integer("attention.sliding_window") if kinds else None,
+        rope=read_rope(meta, fields["head_dim"], truncate=False),
+    )
+
+
+def _experts(meta: Metadata) -> dict[str, Any]:
+    """The weights of a token's experts sum to one: no key says else."""
+    count = meta.integer("expert_count", high=MAX_EXPERTS)
+    chosen = meta.integer("expert_used_count", high=MAX_EXPERTS)
+    if chosen > count:
+        raise meta.wrong("expert_used_count", f"at most expert_count={count}")
+    return {
+        "num_experts": count,
+        "experts_per_token": chosen,
+        "moe_intermediate_size": meta.integer("expert_feed_forward_length", high=MAX_INTERMEDIATE),
+        "norm_topk_prob": True,
+    }
 
 
 def _gemma2(meta: Metadata) -> ModelConfig:
@@ -241,6 +263,7 @@ def _pattern(meta: Metadata, num_layers: int, period: int) -> tuple[LayerKind, .
 ARCHITECTURES: dict[str, Callable[[Metadata], ModelConfig]] = {
     "gemma2": _gemma2,
     "gemma3": _gemma3,
+    "gpt-oss": _gpt_oss,
     "llama": _llama,
     "phi3": _phi3,
     "qwen2": _qwen2,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -16,10 +17,15 @@ _SHORT_FACTORS = "rope_factors_short.weight"
 
 
 def read_rope(
-    meta: Metadata, head_dim: int, *, allow_partial: bool = False, allow_longrope: bool = False
+    meta: Metadata,
+    head_dim: int,
+    *,
+    allow_partial: bool = False,
+    allow_longrope: bool = False,
+    truncate: bool = True,
 ) -> RopeConfig:
     """allow_partial: whether the family rotates a part of each head where the file says so.
-    allow_longrope: whether it has tensors of factors.
+    allow_longrope: whether it has tensors of factors. truncate: of YaRN, which no key tells.
 
     Raises CheckpointError for wrong values, UnsupportedError for a scaling that is not implemented.
     """
@@ -41,7 +47,7 @@ def read_rope(
             )
         return _longrope(meta, rotary_dim, theta)
     if kind == "yarn":
-        return _yarn(meta, rotary_dim, theta)
+        return replace(_yarn(meta, rotary_dim, theta), truncate=truncate)
     if kind not in ("none", "linear"):
         raise meta.refused("rope.scaling.type", "'none', 'linear' or 'yarn'")
     factor = meta.number("rope.scaling.factor", old_factor) if kind == "linear" else 1.0

@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from pelton.models.decoder import Decoder
-from pelton.models.gpt_oss_names import GPT_OSS_HF
+from pelton.models.gpt_oss_names import GPT_OSS_GGUF, GPT_OSS_HF
 
 
 class GptOss(Decoder):
-    names: ClassVar = {"safetensors": GPT_OSS_HF, "dummy": GPT_OSS_HF}
+    names: ClassVar = {"safetensors": GPT_OSS_HF, "dummy": GPT_OSS_HF, "gguf": GPT_OSS_GGUF}

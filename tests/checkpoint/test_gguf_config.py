@@ -161,7 +161,7 @@ def test_keys_that_change_nothing(make):
     ("architecture", "nearest"), [("llama4", "llama"), ("qwen2vl", "qwen2"), ("gemma", "gemma[23]")]
 )
 def test_unknown_architecture(make, architecture, nearest):
-    known = "gemma2, gemma3, .*llama, .*phi3, qwen2, qwen3, qwen3moe"
+    known = "gemma2, gemma3, gpt-oss, .*llama, .*phi3, qwen2, qwen3, qwen3moe"
     says = rf"'{architecture}'.*Did you mean '{nearest}'.*Known: {known}"
     with pytest.raises(UnsupportedError, match=says):
         read_model_config(make(architecture=architecture))
@@ -251,6 +251,18 @@ def test_experts(make):
     wrong = {**experts, "qwen3moe.expert_weights_scale": 2.5}
     with pytest.raises(UnsupportedError, match=r"expert_weights_scale=2\.5 is not supported"):
         read_model_config(make(wrong, architecture="qwen3moe"))
+
+
+def test_gpt_oss(make):
+    changes = {
+        "gpt-oss.expert_count": 8,
+        "gpt-oss.expert_used_count": 2,
+        "gpt-oss.expert_feed_forward_length": 24,
+        "gpt-oss.attention.sliding_window": 9,
+    }
+    model = read_model_config(make(changes, architecture="gpt-oss"))
+    assert (model.swiglu_limit, model.swiglu_alpha, model.attention_sinks) == (7.0, 1.702, True)
+    assert (model.layer_kinds, model.window) == (("window", "full"), 9)
 
 
 def test_gemmas_scale_and_caps(make):

@@ -42,6 +42,7 @@ LONGROPE = (
     ("short_factor", tuple(1 + 0.1 * i for i in range(8))),
     ("long_factor", tuple(2 + 0.2 * i for i in range(8))),
 )
+EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 64}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"hidden_size": 64}),
     "llama biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
@@ -59,6 +60,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "norm_topk_prob": True,
         },
     ),
+    "gpt-oss": ("GptOss", {**EXPERTS, "sliding_window": 9}),
+    "gpt-oss yarn": ("GptOss", {**EXPERTS, "rope_parameters": (*YARN, ("truncate", False))}),
     "phi3": ("Phi3", {"hidden_size": 64}),
     "phi3 partial": ("Phi3", {"hidden_size": 64, "rope_parameters": HALF, "sliding_window": 9}),
     "phi3 longrope": (
@@ -113,8 +116,9 @@ def test_logits_are_the_checkpoints(variant: str) -> None:
     torch.testing.assert_close(*logits, rtol=1e-4, atol=2e-4)
 
 
-def test_experts_with_gate_and_up_in_one_tensor() -> None:
-    folder, _ = folders_of("qwen3 moe")
+@pytest.mark.parametrize("variant", ["qwen3 moe", "gpt-oss"])
+def test_experts_with_gate_and_up_in_one_tensor(variant: str) -> None:
+    folder, _ = folders_of(variant)
     (ids,) = prompts_of([21], seed=3)
     fused = engine_logits(TinyEngine(as_gguf(folder, fuse_experts=True)), ids)
     assert torch.equal(fused, engine_logits(TinyEngine(as_gguf(folder)), ids))
@@ -171,6 +175,7 @@ def test_every_architecture_is_here() -> None:
         "qwen2",
         "qwen3",
         "qwen3 moe",
+        "gpt-oss yarn",
         "phi3 partial",
         "phi3 longrope",
         "qwen2 yarn",

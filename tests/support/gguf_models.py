@@ -23,6 +23,7 @@ ARCHITECTURES = {
     "Qwen2ForCausalLM": gguf.MODEL_ARCH.QWEN2,
     "Qwen3ForCausalLM": gguf.MODEL_ARCH.QWEN3,
     "Qwen3MoeForCausalLM": gguf.MODEL_ARCH.QWEN3MOE,
+    "GptOssForCausalLM": gguf.MODEL_ARCH.GPT_OSS,
     "Phi3ForCausalLM": gguf.MODEL_ARCH.PHI3,
     "Gemma2ForCausalLM": gguf.MODEL_ARCH.GEMMA2,
     "Gemma3ForCausalLM": gguf.MODEL_ARCH.GEMMA3,
@@ -42,6 +43,8 @@ def as_gguf(folder: Path, *, fuse_experts: bool = False) -> Path:
     _write_keys(writer, arch, config)
     names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
     tensors = _stacked(load_file(folder / "model.safetensors"))
+    if arch == gguf.MODEL_ARCH.GPT_OSS:
+        tensors = _apart(tensors)
     for gate in [name for name in tensors if fuse_experts and "experts.gate_proj" in name]:
         up = gate.replace("gate_proj", "up_proj")
         fused = np.concatenate([tensors.pop(gate), tensors.pop(up)], axis=1)
@@ -50,7 +53,7 @@ def as_gguf(folder: Path, *, fuse_experts: bool = False) -> Path:
         target = names.get_name(name, try_suffixes=(".weight", ".bias"))
         if "experts.gate_up_proj" in name:  # of no architecture's table yet
             pattern = gguf.TENSOR_NAMES[gguf.MODEL_TENSOR.FFN_GATE_UP_EXP]
-            target = pattern.format(bid=name.split(".")[2]) + ".weight"
+            target = f"{pattern.format(bid=name.split('.')[2])}.{name.rpartition('.')[2]}"
         assert target is not None, name
         writer.add_tensor(target, _values(arch, config, name, tensor))
     writer.write_header_to_file()
@@ -72,6 +75,26 @@ def _stacked(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
             found[name] = tensor
     for name, stack in stacks.items():
         found[name] = np.stack([stack[index] for index in range(len(stack))])
+    return found
+
+
+def _apart(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Of gpt-oss: matrices with their rows first, and gate and up, which take turns, by
+    themselves."""
+    found = {}
+    for name, tensor in tensors.items():
+        if not re.search(r"\.experts\.|\.sinks", name):
+            found[name] = tensor
+            continue
+        is_bias = name.endswith("_bias")
+        stem = name.removesuffix("_bias") + (".bias" if is_bias else ".weight")
+        values = tensor if is_bias or ".sinks" in name else tensor.swapaxes(1, 2)
+        if "gate_up_proj" in stem:
+            for first, one in enumerate(("gate_proj", "up_proj")):
+                part = np.ascontiguousarray(values[:, first::2])
+                found[stem.replace("gate_up_proj", one)] = part
+        else:
+            found[stem] = np.ascontiguousarray(values)
     return found
 
 
@@ -131,10 +154,11 @@ def _write_keys(writer: gguf.GGUFWriter, arch: Any, config: dict[str, Any]) -> N
             writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
         if config["final_logit_softcapping"] is not None:
             writer.add_final_logit_softcapping(config["final_logit_softcapping"])
-    if arch == gguf.MODEL_ARCH.QWEN3MOE:
+    if "num_experts_per_tok" in config:
+        width = config.get("moe_intermediate_size", config["intermediate_size"])
         writer.add_expert_count(config["num_local_experts"])
         writer.add_expert_used_count(config["num_experts_per_tok"])
-        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+        writer.add_expert_feed_forward_length(width)
     if not gguf.MODEL_ARCH_NAMES[arch].startswith("qwen"):
         writer.add_sliding_window(config.get("sliding_window") or 0)
     if arch == gguf.MODEL_ARCH.GEMMA3:

@@ -59,6 +59,19 @@ def test_every_readable_type_equals_the_library_bit_for_bit(tmp_path, name):
         check(source.read("w", 1, start, size), expected[:, start : start + size])
 
 
+@pytest.mark.parametrize("name", ["F32", "Q8_0", "MXFP4"])
+def test_stacks(tmp_path, name):
+    """Experts' matrices, one behind the other: each is read by itself."""
+    data = np.random.default_rng(6).normal(size=(5, 3, 64)).astype(np.float32)
+    raw = gguf.quantize(data, TYPES[name])
+    source = _write_raw(tmp_path / "m.gguf", {"w": (raw, TYPES[name])})
+    expected = torch.from_numpy(gguf.dequantize(raw, TYPES[name]).copy())
+    assert source.shape("w") == (5, 3, 64)
+    for expert in range(5):
+        assert torch.equal(source.read("w", 0, expert, 1)[0], expected[expert])
+    assert torch.equal(source.read("w", 1, 1, 2), expected[:, 1:])
+
+
 def test_vectors(tmp_path):
     data = np.random.default_rng(4).normal(size=64).astype(np.float32)
     source = _write(tmp_path / "m.gguf", {"w": (data, TYPES.Q8_0)})
