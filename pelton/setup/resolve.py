@@ -125,6 +125,7 @@ def resolve(checked: CheckedArgs, facts: DeviceFacts) -> EngineConfig:
     assert device.partition(":")[0] == facts.kind, "facts of another device"
     dtype = _dtype(checked, facts)
     max_num_seqs, max_num_batched_tokens = _step_limits(args, facts)
+    _refuse_large_steps(checked, facts, dtype, max_num_seqs, max_num_batched_tokens)
     model = model.for_length(args.max_model_len or model.max_position)
     checked = replace(checked, model=model)
     num_blocks, max_model_len = _kv_cache(checked, facts, dtype, max_num_seqs)
@@ -242,6 +243,26 @@ def _kv_cache(
     return num_blocks, min(wanted_len, fits)
 
 
+def _refuse_large_steps(
+    checked: CheckedArgs, facts: DeviceFacts, dtype: str, max_num_seqs: int, max_tokens: int
+) -> None:
+    """A step's buffers, by their largest: what passes from layer to layer, and the logits."""
+    model, weights = checked.model, _weight_bytes(checked, dtype)
+    attention = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    num_drafts = (checked.args.speculative_config or {}).get("num_speculative_tokens", 0)
+    num_logits = min(max_num_seqs * (1 + num_drafts), max_tokens)
+    is_dense = not all(model.is_sparse(index) for index in range(model.num_layers))
+    widths = model.hidden_size + attention + 3 * model.intermediate_size * is_dense
+    step = (max_tokens * widths + num_logits * model.vocab_size) * _DTYPE_BYTES[dtype]
+    if weights <= facts.total_bytes < step + weights:
+        raise ConfigError(
+            f"max_num_batched_tokens={max_tokens}: a step of so many tokens needs {step} bytes "
+            f"beside {weights} of weights (hidden_size={model.hidden_size}, "
+            f"intermediate_size={model.intermediate_size}, vocab_size={model.vocab_size}), above "
+            f"the {facts.total_bytes} bytes of {facts.name}; lower it."
+        )
+
+
 def _refuse_more_than_memory(checked: CheckedArgs, facts: DeviceFacts, dtype: str) -> None:
     """A given size is not measured against what is free, but no device has more than it has. On a
     CPU pages are handed out late, so that the process would be killed in the middle of its work."""
@@ -249,7 +270,8 @@ def _refuse_more_than_memory(checked: CheckedArgs, facts: DeviceFacts, dtype: st
     given, asked = "the weights alone", 0
     if args.num_gpu_blocks_override is not None:
         given = f"num_gpu_blocks_override={args.num_gpu_blocks_override}"
-        asked = args.num_gpu_blocks_override * kv_block_bytes(checked.model, args.block_size, dtype)
+        block = kv_block_bytes(checked.model, args.block_size, _kv_dtype(args, dtype))
+        asked = args.num_gpu_blocks_override * block
     elif args.kv_cache_memory_bytes is not None:
         given = f"kv_cache_memory_bytes={args.kv_cache_memory_bytes}"
         asked = args.kv_cache_memory_bytes

@@ -153,7 +153,7 @@ def test_on_a_gpu_what_others_use_counts(checked):
     block = kv_block_bytes(MODEL, 16, "float32")
     total = 1000 * block
     facts = replace(FACTS, kind="cuda", total_bytes=total, free_bytes=total - 600 * block)
-    config = resolve(checked(), facts)
+    config = resolve(checked(max_num_batched_tokens=256), facts)
     assert config.cache.num_blocks == int(0.9 * total - 600 * block - weights) // block
     assert config.device == "cuda"
 
@@ -229,6 +229,25 @@ def test_weights_above_the_devices_memory_are_refused(checked):
     model = replace(MODEL, vocab_size=2**22, hidden_size=2**14)
     with pytest.raises(ConfigError, match=f"weights are above the {2**34} bytes of a chip"):
         resolve(checked(model=model, num_gpu_blocks_override=50), FACTS)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "drafts"),
+    [
+        ({"intermediate_size": 2**20}, None),
+        ({"num_heads": 2**12, "num_kv_heads": 2**12, "head_dim": 256}, None),
+        (
+            {"vocab_size": 2**22, "hidden_size": 16},
+            {"method": "ngram", "num_speculative_tokens": 3},
+        ),
+    ],
+)
+def test_a_step_above_the_devices_memory_is_refused(checked, sizes, drafts):
+    """Weights may fit where what they give for thousands of tokens does not."""
+    model = replace(MODEL, **sizes)
+    with pytest.raises(ConfigError, match=f"^max_num_batched_tokens=4096: .* above the {2**34} by"):
+        resolve(checked(model=model, speculative_config=drafts), FACTS)
+    resolve(checked(model=model, speculative_config=drafts, max_num_batched_tokens=256), FACTS)
 
 
 @pytest.mark.parametrize("field", ["kv_cache_memory_bytes", "gpu_memory_utilization"])
