@@ -42,6 +42,7 @@ _NEUTRAL: dict[str, object] = {
     "attention.causal": True,
     "expert_count": 0,
     "nextn_predict_layers": 0,
+    "norm_top_k_prob": True,  # of Ollama's converter, for experts
     "rope.scaling.attn_factor": 1.0,
     "rope.scaling.yarn_attn_factor": 1.0,
     "rope.scaling.yarn_ext_factor": 1.0,
