@@ -22,3 +22,9 @@ def omp_num_threads() -> int | None:
 def api_keys() -> str:
     """PELTON_API_KEY: keys that clients of the server may send, separated by commas."""
     return os.environ.get("PELTON_API_KEY", "")
+
+
+def cpu_kernels() -> str:
+    """PELTON_CPU_KERNELS: "auto" (default), "off" (torch's products only), or the name of one level
+    of device/native/levels.py."""
+    return os.environ.get("PELTON_CPU_KERNELS", "").strip() or "auto"

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from pelton.device.native.library import library
+
 
 class PassedEvent:
     def is_done(self) -> bool:
@@ -28,6 +30,9 @@ class CPUDevice:
     def __init__(self, num_threads: int | None = None) -> None:
         if num_threads is not None:
             torch.set_num_threads(num_threads)
+        kernels = library()
+        if kernels is not None:
+            kernels.set_num_threads(torch.get_num_threads())
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype)

@@ -59,6 +59,8 @@ class Head:
         self._product = bind(
             "linear", linear.CANDIDATES, self._signature, weight=self.weight.tensor
         )
+        if not (self.is_tied or self._product.keeps_weight):
+            self.weight.tensor = self.weight.tensor.new_empty(0)
 
     def run(self, x: torch.Tensor, out: torch.Tensor) -> None:
         self._product(x.shape[0], x, out)

@@ -12,7 +12,7 @@ from pelton.layers.context import BuildContext, Communicator
 from pelton.layers.parameter import Parameter, Part, PartName, shard, whole
 from pelton.ops import linear, linear_add, norm_linear
 from pelton.ops.product import Activation, ProductSignature
-from pelton.ops.registry import bind
+from pelton.ops.registry import BoundOp, bind
 
 
 def vector(build: BuildContext, size: int) -> Parameter:
@@ -57,6 +57,7 @@ class NormLinear:
         if self.bias is not None:
             weights["bias"] = self.bias.tensor
         self.run = bind("norm_linear", norm_linear.CANDIDATES, self._signature, **weights)
+        _let_go(self.weight, self.run)
 
     def parameters(self, name: str, norm_name: str) -> dict[str, Parameter]:
         return {f"{norm_name}.weight": self.norm, **_named(name, self.weight, self.bias)}
@@ -103,10 +104,12 @@ class LinearAdd:
             weights["bias"] = self.bias.tensor
         if self._is_one_call:
             self._add = bind("linear_add", linear_add.CANDIDATES, self._signature, **weights)
+            _let_go(self.weight, self._add)
         else:
             # Each rank would add the bias: it comes once, after the sum.
             signature = replace(self._signature, has_bias=False)
             self._product = bind("linear", linear.CANDIDATES, signature, weight=self.weight.tensor)
+            _let_go(self.weight, self._product)
 
     def run(self, x: torch.Tensor, residual: torch.Tensor, communicator: Communicator) -> None:
         """x: [T, in_features / size]; residual: [T, out_features], changed in place."""
@@ -128,6 +131,12 @@ class LinearAdd:
         if self.post_norm is not None:
             named[f"{post_norm_name}.weight"] = self.post_norm
         return named
+
+
+def _let_go(weight: Parameter, bound: BoundOp) -> None:
+    """Free a weight of which the kernels have a copy of their own."""
+    if not bound.keeps_weight:
+        weight.tensor = weight.tensor.new_empty(0)
 
 
 def _bias(build: BuildContext, size: int, parts: Mapping[PartName, Part]) -> Parameter:

@@ -9,10 +9,12 @@ linear.
 
 from __future__ import annotations
 
+from pelton.ops.native_product import takes_native
 from pelton.ops.product import takes_any, takes_invariant, takes_single_row
 from pelton.ops.registry import Candidate
 
 CANDIDATES = (
+    Candidate("packed", "pelton.ops.norm_linear.cpu:packed", takes_native, copies_weight=True),
     Candidate("matvec", "pelton.ops.norm_linear.reference:matvec", takes_single_row, max_rows=1),
     Candidate("reference", "pelton.ops.norm_linear.reference:matmul", takes_any),
     Candidate("tiled", "pelton.ops.norm_linear.reference:tiled", takes_invariant),

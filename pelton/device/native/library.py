@@ -1,0 +1,83 @@
+"""The loaded kernels: one library, one pool of threads."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+from dataclasses import dataclass
+
+from pelton.config.env import cpu_kernels
+from pelton.device.native.build import BuildError, build
+from pelton.device.native.levels import usable_levels
+
+_log = logging.getLogger(__name__)
+
+_INT64, _POINTER = ctypes.c_int64, ctypes.c_void_p
+
+
+class LinearArgs(ctypes.Structure):
+    """linear_args of linear.c, field by field."""
+
+    _fields_ = (
+        ("x", _POINTER),
+        ("out", _POINTER),
+        ("weight", _POINTER),
+        ("bias", _POINTER),
+        ("norm_weight", _POINTER),
+        ("norm_eps", ctypes.c_float),
+        ("dtype", ctypes.c_int32),
+        ("mode", ctypes.c_int32),
+        ("activation", ctypes.c_int32),
+        ("use_amx", ctypes.c_int32),
+        ("num_rows", _INT64),
+        ("num_columns", _INT64),
+        ("num_features", _INT64),
+        ("x_stride", _INT64),
+        ("out_stride", _INT64),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """level: the instructions it uses. has_amx: whether the system gave this process the tiles."""
+
+    functions: ctypes.CDLL
+    level: str
+    has_amx: bool
+
+    def set_num_threads(self, count: int) -> None:
+        self.functions.pelton_set_num_threads(count)
+
+
+@functools.cache
+def library() -> Library | None:
+    """The best library that this machine runs, or None: then the log says why, once."""
+    wanted = cpu_kernels()
+    if wanted == "off":
+        return None
+    levels = [level for level in usable_levels() if wanted in ("auto", level.name)]
+    reason = f"this CPU has no level {wanted!r}" if wanted != "auto" else "no level for this CPU"
+    for level in levels:
+        try:
+            return _load(str(build(level)), level.name)
+        except (BuildError, OSError) as error:
+            reason = str(error)
+    _log.warning(
+        "Kernels for the CPU are not used: %s. torch's products serve instead, at about half the "
+        "speed for small batches.",
+        reason,
+    )
+    return None
+
+
+def _load(path: str, level: str) -> Library:
+    functions = ctypes.CDLL(path)
+    functions.pelton_set_num_threads.argtypes = [ctypes.c_int]
+    functions.pelton_linear.argtypes = [ctypes.POINTER(LinearArgs)]
+    for name in ("pelton_pack_bf16", "pelton_pack_f32"):
+        pack = getattr(functions, name)
+        pack.argtypes = [_POINTER, _INT64, _INT64, _INT64, _POINTER]
+        pack.restype = None
+    has_amx = level == "amx" and bool(functions.pelton_request_amx())
+    return Library(functions=functions, level=level, has_amx=has_amx)

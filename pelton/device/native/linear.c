@@ -1,0 +1,471 @@
+/* out = activation(x @ weight.T + bias), or out += x @ weight.T + bias; x may be RMS-normed first.
+
+   The weight [N, K] is packed into panels of 16 output features, zeros behind the last feature and
+   the last column (K_pad: K up to a multiple of 32):
+
+       bfloat16  [panel][K_pad / 2][16 features][2 columns]     float32  [panel][K_pad][16 features]
+
+   One 64-byte line meets one pair of columns (or one column) of x, broadcast: the 16 sums stay in
+   the lanes, nothing is added across, and the whole weight is one stream. The bfloat16 lines are
+   also what an AMX tile wants of its right operand, 16 lines a tile, so one copy serves all row
+   counts.
+
+   Without AMX the sum of a feature does not depend on the number of rows: even and odd lines are
+   summed apart, then added. With AMX a row's sums do not depend on the other rows. */
+
+#define _GNU_SOURCE
+#include <math.h>
+#include <stddef.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "linear.h"
+#include "pool.h"
+#include "vec.h"
+
+#define K_UNIT 32
+#define ROW_BLOCK 8     /* rows that share one pass over a panel: 16 sums in registers */
+#define ROWS_IN_CACHE 128 /* rows whose x stays in the second-level cache between panels */
+/* With more rows than this per thread the threads share rows rather than panels. */
+#define ROWS_TO_SPLIT 128
+#define AMX_MIN_ROWS 4
+#define PREFETCH_LINES 24
+#define TILE (16 * K_UNIT) /* elements */
+
+typedef struct {
+    linear_args a;
+    int64_t k_pad, num_panels, num_pairs;
+    int64_t rows_pad;
+    void *prepared; /* x, normed and padded: [rows_pad, k_pad], or NULL: x serves as it is */
+    int64_t prepared_stride;
+    int is_copy_per_part, rows_are_split;
+} job;
+
+static inline int64_t round_up(int64_t value, int64_t unit) {
+    return (value + unit - 1) / unit * unit;
+}
+
+/* ---- packing ---- */
+
+void pelton_pack_bf16(const bf16 *weight, int64_t stride, int64_t n, int64_t k, bf16 *packed) {
+    int64_t k_pad = round_up(k, K_UNIT);
+    for (int64_t panel = 0; panel * LANES < n; panel++)
+        for (int64_t pair = 0; pair < k_pad / 2; pair++)
+            for (int64_t lane = 0; lane < LANES; lane++)
+                for (int64_t half = 0; half < 2; half++) {
+                    int64_t row = panel * LANES + lane, column = 2 * pair + half;
+                    *packed++ = row < n && column < k ? weight[row * stride + column] : 0;
+                }
+}
+
+void pelton_pack_f32(const float *weight, int64_t stride, int64_t n, int64_t k, float *packed) {
+    int64_t k_pad = round_up(k, K_UNIT);
+    for (int64_t panel = 0; panel * LANES < n; panel++)
+        for (int64_t column = 0; column < k_pad; column++)
+            for (int64_t lane = 0; lane < LANES; lane++) {
+                int64_t row = panel * LANES + lane;
+                *packed++ = row < n && column < k ? weight[row * stride + column] : 0;
+            }
+}
+
+/* ---- one panel, a few rows ---- */
+
+static inline v16f dot_pair(v16f sum, v16u line, uint32_t pair) {
+#ifdef __AVX512BF16__
+    return (v16f)_mm512_dpbf16_ps((__m512)sum, (__m512bh)line, (__m512bh)_mm512_set1_epi32((int)pair));
+#else
+    union {
+        uint32_t bits;
+        float value;
+    } low = {pair << 16}, high = {pair & 0xffff0000u};
+    sum += (v16f)(line << 16) * low.value;
+    return sum + (v16f)(line & 0xffff0000u) * high.value;
+#endif
+}
+
+static inline __attribute__((always_inline)) void
+panel_bf16(int num_rows, const v16u *lines, const bf16 *x, int64_t stride, int64_t k_pad, v16f *sums) {
+    v16f even[ROW_BLOCK], odd[ROW_BLOCK];
+    for (int r = 0; r < num_rows; r++)
+        even[r] = odd[r] = (v16f){0};
+    for (int64_t i = 0; i < k_pad / 2; i += 2) {
+        __builtin_prefetch(lines + i + PREFETCH_LINES);
+        __builtin_prefetch(lines + i + PREFETCH_LINES + 1);
+        v16u first = lines[i], second = lines[i + 1];
+        for (int r = 0; r < num_rows; r++) {
+            uint32_t pairs[2];
+            memcpy(pairs, x + r * stride + 2 * i, sizeof pairs);
+            even[r] = dot_pair(even[r], first, pairs[0]);
+            odd[r] = dot_pair(odd[r], second, pairs[1]);
+        }
+    }
+    for (int r = 0; r < num_rows; r++)
+        sums[r] = even[r] + odd[r];
+}
+
+static inline __attribute__((always_inline)) void
+panel_f32(int num_rows, const v16f *lines, const float *x, int64_t stride, int64_t k_pad, v16f *sums) {
+    v16f even[ROW_BLOCK], odd[ROW_BLOCK];
+    for (int r = 0; r < num_rows; r++)
+        even[r] = odd[r] = (v16f){0};
+    for (int64_t i = 0; i < k_pad; i += 2) {
+        __builtin_prefetch(lines + i + PREFETCH_LINES);
+        __builtin_prefetch(lines + i + PREFETCH_LINES + 1);
+        for (int r = 0; r < num_rows; r++) {
+            even[r] += lines[i] * x[r * stride + i];
+            odd[r] += lines[i + 1] * x[r * stride + i + 1];
+        }
+    }
+    for (int r = 0; r < num_rows; r++)
+        sums[r] = even[r] + odd[r];
+}
+
+static void panel_rows(const job *j, const char *x, int num_rows, int64_t panel, v16f *sums) {
+    int64_t stride = j->prepared_stride, k_pad = j->k_pad;
+    if (j->a.dtype == IS_BF16) {
+        const v16u *lines = (const v16u *)j->a.weight + panel * (k_pad / 2);
+        const bf16 *rows = (const bf16 *)x;
+        switch (num_rows) {
+#define CASE(n) case n: panel_bf16(n, lines, rows, stride, k_pad, sums); return;
+            CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8)
+#undef CASE
+        }
+    }
+    const v16f *lines = (const v16f *)j->a.weight + panel * k_pad;
+    const float *rows = (const float *)x;
+    switch (num_rows) {
+#define CASE(n) case n: panel_f32(n, lines, rows, stride, k_pad, sums); return;
+        CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8)
+#undef CASE
+    }
+}
+
+/* ---- what becomes of the sums ---- */
+
+static inline v16f activated(int activation, v16f gate, v16f up) {
+    if (activation == SILU_MUL)
+        return gate / (1.0f + exp_v16(-gate)) * up;
+    /* tanh(z) = 1 - 2 / (exp(2 z) + 1), so gelu(g) = g (1 - 1 / (exp(2 z) + 1)). */
+    v16f z = 0.79788456080286536f * (gate + 0.044715f * gate * gate * gate);
+    return gate * (1.0f - 1.0f / (exp_v16(2.0f * z) + 1.0f)) * up;
+}
+
+static inline void finish_panel(const job *j, int64_t row, int64_t panel, v16f sum) {
+    int64_t first = panel * LANES, count = j->a.num_features - first;
+    int64_t start = row * j->a.out_stride + first;
+    if (count >= LANES) { /* memcpy of a size that is not a constant costs more than the sums do */
+        if (j->a.dtype == IS_BF16) {
+            bf16 *out = (bf16 *)j->a.out + start;
+            if (j->a.mode == ADD)
+                sum += load_bf16(out);
+            store_bf16(out, sum);
+        } else {
+            float *out = (float *)j->a.out + start;
+            if (j->a.mode == ADD)
+                sum += load_f32(out);
+            store_f32(out, sum);
+        }
+        return;
+    }
+    for (int64_t lane = 0; lane < count; lane++) {
+        if (j->a.dtype == IS_BF16) {
+            bf16 *out = (bf16 *)j->a.out + start + lane;
+            *out = float_to_bf16(j->a.mode == ADD ? sum[lane] + bf16_to_float(*out) : sum[lane]);
+        } else {
+            float *out = (float *)j->a.out + start + lane;
+            *out = j->a.mode == ADD ? sum[lane] + *out : sum[lane];
+        }
+    }
+}
+
+/* The sums of a pair of panels in one row: gate and up with an activation, else two neighbours. */
+static inline void finish_pair(const job *j, int64_t row, int64_t pair, v16f first, v16f second) {
+    int is_gated = j->a.activation != NO_ACTIVATION;
+    int64_t left = is_gated ? pair : 2 * pair;
+    int64_t right = is_gated ? pair + j->num_panels / 2 : 2 * pair + 1;
+    if (j->a.bias) {
+        first += load_f32(j->a.bias + left * LANES);
+        if (right < j->num_panels)
+            second += load_f32(j->a.bias + right * LANES);
+    }
+    if (is_gated) {
+        v16f value = activated(j->a.activation, first, second);
+        if (j->a.dtype == IS_BF16)
+            store_bf16((bf16 *)j->a.out + row * j->a.out_stride + left * LANES, value);
+        else
+            store_f32((float *)j->a.out + row * j->a.out_stride + left * LANES, value);
+        return;
+    }
+    finish_panel(j, row, left, first);
+    if (right < j->num_panels)
+        finish_panel(j, row, right, second);
+}
+
+/* ---- the rows of x that a product reads ---- */
+
+/* Where column k of a row lies in `prepared`; 16 columns from a multiple of 16 on lie together. For
+   AMX each 16 rows x 32 columns are one tile of 1 KB: rows of a power of two apart would share a few
+   places of the first-level cache. */
+static inline int64_t place(const job *j, int64_t row, int64_t k) {
+    if (!j->a.use_amx)
+        return row * j->k_pad + k;
+    int64_t tile = row / 16 * (j->k_pad / K_UNIT) + k / K_UNIT;
+    return tile * 16 * K_UNIT + row % 16 * K_UNIT + k % K_UNIT;
+}
+
+static void prepare_row_bf16(const job *j, int64_t row, bf16 *to) {
+    int64_t k = row < j->a.num_rows ? j->a.num_columns : 0, whole = k / LANES * LANES;
+    const bf16 *x = (const bf16 *)j->a.x + row * j->a.x_stride;
+    const bf16 *weight = j->a.norm_weight;
+    float scale = 1;
+    if (weight && k) {
+        v16f squares = {0};
+        float tail = 0;
+        for (int64_t i = 0; i < whole; i += LANES) {
+            v16f value = load_bf16(x + i);
+            squares += value * value;
+        }
+        for (int64_t i = whole; i < k; i++)
+            tail += bf16_to_float(x[i]) * bf16_to_float(x[i]);
+        scale = 1.0f / sqrtf((sum_of_lanes(squares) + tail) / (float)k + j->a.norm_eps);
+    }
+    for (int64_t i = 0; i < j->k_pad; i += LANES) {
+        bf16 own[LANES] = {0}, factors[LANES] = {0};
+        int64_t count = k - i < 0 ? 0 : k - i > LANES ? LANES : k - i;
+        memcpy(own, x + i, (size_t)count * sizeof *own);
+        if (weight) {
+            memcpy(factors, weight + i, (size_t)count * sizeof *factors);
+            /* Rounded before the weight comes, as the checkpoints' authors have it. */
+            store_bf16(own, load_bf16(own) * scale);
+            store_bf16(own, load_bf16(own) * load_bf16(factors));
+        }
+        memcpy(to + place(j, row, i), own, sizeof own);
+    }
+}
+
+static void prepare_row_f32(const job *j, int64_t row, float *to) {
+    int64_t k = row < j->a.num_rows ? j->a.num_columns : 0, whole = k / LANES * LANES;
+    const float *x = (const float *)j->a.x + row * j->a.x_stride;
+    const float *weight = j->a.norm_weight;
+    float scale = 1;
+    if (weight && k) {
+        v16f squares = {0};
+        float tail = 0;
+        for (int64_t i = 0; i < whole; i += LANES) {
+            v16f value = load_f32(x + i);
+            squares += value * value;
+        }
+        for (int64_t i = whole; i < k; i++)
+            tail += x[i] * x[i];
+        scale = 1.0f / sqrtf((sum_of_lanes(squares) + tail) / (float)k + j->a.norm_eps);
+    }
+    for (int64_t i = 0; i < j->k_pad; i += LANES) {
+        float own[LANES] = {0}, factors[LANES] = {0};
+        int64_t count = k - i < 0 ? 0 : k - i > LANES ? LANES : k - i;
+        memcpy(own, x + i, (size_t)count * sizeof *own);
+        if (weight) {
+            memcpy(factors, weight + i, (size_t)count * sizeof *factors);
+            store_f32(own, load_f32(own) * scale * load_f32(factors));
+        }
+        memcpy(to + place(j, row, i), own, sizeof own);
+    }
+}
+
+/* Rows first..last, to their places in `prepared`; rows behind the last are zeros. */
+static void prepare_rows(const job *j, void *prepared, int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; row++)
+        if (j->a.dtype == IS_BF16)
+            prepare_row_bf16(j, row, prepared);
+        else
+            prepare_row_f32(j, row, prepared);
+}
+
+/* ---- products ---- */
+
+static inline void panels_of(const job *j, int64_t pair, int64_t *left, int64_t *right) {
+    int is_gated = j->a.activation != NO_ACTIVATION;
+    *left = is_gated ? pair : 2 * pair;
+    *right = is_gated ? pair + j->num_panels / 2 : 2 * pair + 1;
+}
+
+#ifdef __AMX_BF16__
+
+typedef struct {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t row_bytes[16];
+    uint8_t rows[16];
+} tile_config;
+
+static void configure_tiles(void) {
+    tile_config config __attribute__((aligned(64))) = {.palette = 1};
+    for (int tile = 0; tile < 8; tile++) {
+        config.row_bytes[tile] = 64;
+        config.rows[tile] = 16;
+    }
+    _tile_loadconfig(&config);
+}
+
+/* Rows first..last of tiled x, pairs of panels first_pair..last_pair; `first` is a multiple of 16. */
+static void product_amx(const job *j, const bf16 *x, int64_t first, int64_t last,
+                        int64_t first_pair, int64_t last_pair) {
+    int64_t num_tiles = j->k_pad / K_UNIT;
+    float sums[4][LANES][LANES] __attribute__((aligned(64)));
+    for (int64_t block = first; block < last; block += ROWS_IN_CACHE) {
+        int64_t block_end = block + ROWS_IN_CACHE < last ? block + ROWS_IN_CACHE : last;
+        for (int64_t pair = first_pair; pair < last_pair; pair++) {
+            int64_t left, right;
+            panels_of(j, pair, &left, &right);
+            int has_right = right < j->num_panels;
+            const bf16 *w0 = (const bf16 *)j->a.weight + left * j->k_pad * LANES;
+            const bf16 *w1 = has_right ? (const bf16 *)j->a.weight + right * j->k_pad * LANES : w0;
+            for (int64_t row = block; row < block_end; row += 32) {
+                const bf16 *x0 = x + row * j->k_pad, *x1 = x0 + 16 * j->k_pad;
+                _tile_zero(0);
+                _tile_zero(1);
+                if (row + 16 < block_end) {
+                    _tile_zero(2);
+                    _tile_zero(3);
+                    for (int64_t tile = 0; tile < num_tiles; tile++) {
+                        _tile_loadd(4, x0 + tile * TILE, 64);
+                        _tile_loadd(6, w0 + tile * TILE, 64);
+                        _tile_loadd(7, w1 + tile * TILE, 64);
+                        _tile_dpbf16ps(0, 4, 6);
+                        _tile_loadd(5, x1 + tile * TILE, 64);
+                        _tile_dpbf16ps(1, 4, 7);
+                        _tile_dpbf16ps(2, 5, 6);
+                        _tile_dpbf16ps(3, 5, 7);
+                    }
+                    _tile_stored(2, sums[2], 64);
+                    _tile_stored(3, sums[3], 64);
+                } else {
+                    for (int64_t tile = 0; tile < num_tiles; tile++) {
+                        const char *ahead = (const char *)(w0 + (tile + 4) * TILE);
+                        const char *ahead1 = (const char *)(w1 + (tile + 4) * TILE);
+                        for (int line = 0; line < 16; line++) {
+                            __builtin_prefetch(ahead + line * 64);
+                            __builtin_prefetch(ahead1 + line * 64);
+                        }
+                        _tile_loadd(4, x0 + tile * TILE, 64);
+                        _tile_loadd(6, w0 + tile * TILE, 64);
+                        _tile_loadd(7, w1 + tile * TILE, 64);
+                        _tile_dpbf16ps(0, 4, 6);
+                        _tile_dpbf16ps(1, 4, 7);
+                    }
+                }
+                _tile_stored(0, sums[0], 64);
+                _tile_stored(1, sums[1], 64);
+                int64_t count = block_end - row < 32 ? block_end - row : 32;
+                for (int64_t i = 0; i < count; i++)
+                    finish_pair(j, row + i, pair, load_f32(sums[i / 16 * 2][i % 16]),
+                                load_f32(sums[i / 16 * 2 + 1][i % 16]));
+            }
+        }
+    }
+}
+#endif
+
+static void product_lanes(const job *j, const char *x, int64_t first, int64_t last,
+                          int64_t first_pair, int64_t last_pair) {
+    size_t element = j->a.dtype == IS_BF16 ? sizeof(bf16) : sizeof(float);
+    size_t x_bytes = (size_t)j->prepared_stride * element;
+    v16f left_sums[ROW_BLOCK], right_sums[ROW_BLOCK];
+    for (int r = 0; r < ROW_BLOCK; r++)
+        right_sums[r] = (v16f){0};
+    for (int64_t block = first; block < last; block += ROWS_IN_CACHE) {
+        int64_t block_end = block + ROWS_IN_CACHE < last ? block + ROWS_IN_CACHE : last;
+        for (int64_t pair = first_pair; pair < last_pair; pair++) {
+            int64_t left, right;
+            panels_of(j, pair, &left, &right);
+            for (int64_t row = block; row < block_end; row += ROW_BLOCK) {
+                int count = block_end - row < ROW_BLOCK ? (int)(block_end - row) : ROW_BLOCK;
+                const char *rows = x + (size_t)row * x_bytes;
+                panel_rows(j, rows, count, left, left_sums);
+                if (right < j->num_panels)
+                    panel_rows(j, rows, count, right, right_sums);
+                for (int r = 0; r < count; r++)
+                    finish_pair(j, row + r, pair, left_sums[r], right_sums[r]);
+            }
+        }
+    }
+}
+
+static void product(const job *j, const char *x, int64_t first, int64_t last, int64_t first_pair,
+                    int64_t last_pair) {
+#ifdef __AMX_BF16__
+    if (j->a.use_amx) {
+        configure_tiles();
+        product_amx(j, (const bf16 *)x, first, last, first_pair, last_pair);
+        _tile_release();
+        return;
+    }
+#endif
+    product_lanes(j, x, first, last, first_pair, last_pair);
+}
+
+static void prepare_part(void *argument, int part, int parts) {
+    const job *j = argument;
+    long first, last;
+    pelton_share(j->rows_pad, part, parts, &first, &last);
+    prepare_rows(j, j->prepared, first, last);
+}
+
+static void multiply_part(void *argument, int part, int parts) {
+    const job *j = argument;
+    size_t element = j->a.dtype == IS_BF16 ? sizeof(bf16) : sizeof(float);
+    const char *x = j->prepared ? j->prepared : j->a.x;
+    long first = 0, last = j->a.num_rows, first_pair = 0, last_pair = j->num_pairs;
+    if (j->rows_are_split) {
+        long first_block, last_block;
+        pelton_share(j->rows_pad / 16, part, parts, &first_block, &last_block);
+        first = first_block * 16;
+        if (last_block * 16 < last)
+            last = last_block * 16;
+        if (j->prepared)
+            prepare_rows(j, j->prepared, first, last_block * 16);
+    } else {
+        pelton_share(j->num_pairs, part, parts, &first_pair, &last_pair);
+        if (j->is_copy_per_part) {
+            char *own = (char *)j->prepared + (size_t)(part * j->rows_pad * j->k_pad) * element;
+            prepare_rows(j, own, 0, j->rows_pad);
+            x = own;
+        }
+    }
+    if (first < last && first_pair < last_pair)
+        product(j, x, first, last, first_pair, last_pair);
+}
+
+int pelton_linear(const linear_args *args) {
+    job j = {.a = *args};
+    size_t element = j.a.dtype == IS_BF16 ? sizeof(bf16) : sizeof(float);
+    int parts = pelton_num_threads();
+    j.k_pad = round_up(j.a.num_columns, K_UNIT);
+    j.num_panels = round_up(j.a.num_features, LANES) / LANES;
+    j.num_pairs = j.a.activation != NO_ACTIVATION ? j.num_panels / 2 : (j.num_panels + 1) / 2;
+    j.a.use_amx = j.a.use_amx && j.a.dtype == IS_BF16 && j.a.num_rows >= AMX_MIN_ROWS;
+    j.rows_pad = round_up(j.a.num_rows, 16);
+    j.rows_are_split = parts > 1 && j.a.num_rows >= (int64_t)ROWS_TO_SPLIT * parts;
+    j.prepared_stride = j.a.x_stride;
+    if (j.a.use_amx || j.a.norm_weight || j.k_pad != j.a.num_columns) {
+        if (j.a.num_rows < ROW_BLOCK && !j.a.use_amx)
+            j.rows_pad = j.a.num_rows;
+        j.is_copy_per_part = j.a.num_rows <= ROW_BLOCK && !j.rows_are_split;
+        int64_t copies = j.is_copy_per_part ? parts : 1;
+        j.prepared = pelton_scratch((long)(copies * j.rows_pad * j.k_pad * (int64_t)element));
+        if (!j.prepared)
+            return 1;
+        j.prepared_stride = j.k_pad;
+        if (!j.is_copy_per_part && !j.rows_are_split)
+            pelton_run(prepare_part, &j);
+    }
+    pelton_run(multiply_part, &j);
+    return 0;
+}
+
+int pelton_request_amx(void) {
+#ifdef __AMX_BF16__
+    enum { ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18 };
+    return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
+#else
+    return 0;
+#endif
+}

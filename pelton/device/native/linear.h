@@ -1,0 +1,33 @@
+/* Products with a packed weight; linear.c says how it is packed. */
+#ifndef PELTON_LINEAR_H
+#define PELTON_LINEAR_H
+
+#include <stdint.h>
+
+enum { STORE = 0, ADD = 1 }; /* mode */
+enum { NO_ACTIVATION = 0, SILU_MUL = 1, GELU_TANH_MUL = 2 }; /* activation */
+enum { IS_BF16 = 0, IS_F32 = 1 }; /* dtype */
+
+typedef struct {
+    const void *x;
+    void *out;
+    const void *weight;      /* packed */
+    const float *bias;       /* [N up to a multiple of 16], or NULL */
+    const void *norm_weight; /* [K] in the dtype of x, or NULL */
+    float norm_eps;
+    int32_t dtype, mode, activation, use_amx;
+    int64_t num_rows, num_columns, num_features; /* T, K, N */
+    int64_t x_stride, out_stride;                /* elements between rows */
+} linear_args;
+
+/* 0, or 1 if memory is short. */
+int pelton_linear(const linear_args *args);
+
+/* weight: [n, k], rows `stride` elements apart. packed: [n up to 16s][k up to 32s] elements. */
+void pelton_pack_bf16(const uint16_t *weight, int64_t stride, int64_t n, int64_t k, uint16_t *packed);
+void pelton_pack_f32(const float *weight, int64_t stride, int64_t n, int64_t k, float *packed);
+
+/* Whether this process may use AMX tiles: Linux gives their state on request only. */
+int pelton_request_amx(void);
+
+#endif

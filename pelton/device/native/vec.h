@@ -1,0 +1,104 @@
+/* Vectors of 16 lanes. The compiler cuts them to what the level has: one AVX-512 register, two of
+   AVX2, four of NEON. */
+#ifndef PELTON_VEC_H
+#define PELTON_VEC_H
+
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__AVX512BF16__) || defined(__AMX_BF16__)
+#include <immintrin.h>
+#endif
+
+#define LANES 16
+
+typedef float v16f __attribute__((vector_size(64), may_alias));
+typedef uint32_t v16u __attribute__((vector_size(64), may_alias));
+typedef int32_t v16i __attribute__((vector_size(64), may_alias));
+typedef uint16_t v16h __attribute__((vector_size(32), may_alias));
+
+typedef uint16_t bf16;
+
+static inline v16f splat(float value) { return value - (v16f){0}; }
+
+static inline v16f load_f32(const float *from) {
+    v16f value;
+    memcpy(&value, from, sizeof value);
+    return value;
+}
+
+static inline void store_f32(float *to, v16f value) { memcpy(to, &value, sizeof value); }
+
+static inline v16f load_bf16(const bf16 *from) {
+    v16h half;
+    memcpy(&half, from, sizeof half);
+    return (v16f)(__builtin_convertvector(half, v16u) << 16);
+}
+
+/* Rounds to the nearest, ties to even, as torch does; NaN stays NaN. */
+static inline v16h to_bf16(v16f value) {
+    v16u bits = (v16u)value;
+    v16u rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    v16u is_nan = (v16u)((bits & 0x7fffffff) > 0x7f800000);
+    rounded = (is_nan & 0x7fc0) | (~is_nan & rounded);
+    return __builtin_convertvector(rounded, v16h);
+}
+
+static inline void store_bf16(bf16 *to, v16f value) {
+    v16h half = to_bf16(value);
+    memcpy(to, &half, sizeof half);
+}
+
+static inline float bf16_to_float(bf16 half) {
+    uint32_t bits = (uint32_t)half << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+static inline bf16 float_to_bf16(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    if ((bits & 0x7fffffff) > 0x7f800000)
+        return 0x7fc0;
+    return (bf16)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+static inline float sum_of_lanes(v16f value) {
+    float sums[LANES];
+    memcpy(sums, &value, sizeof sums);
+    for (int width = LANES / 2; width > 0; width /= 2)
+        for (int i = 0; i < width; i++)
+            sums[i] += sums[i + width];
+    return sums[0];
+}
+
+static inline v16f blend(v16i mask, v16f yes, v16f no) {
+    return (v16f)(((v16i)yes & mask) | ((v16i)no & ~mask));
+}
+
+/* exp, within 2 units in the last place: 2^n * p(r), r = x - n ln 2 in [-ln 2 / 2, ln 2 / 2], p the
+   Taylor polynomial of degree 7. Inputs are clamped to [-87, 88]. */
+static inline v16f exp_v16(v16f x) {
+    x = blend(x < -87.0f, splat(-87.0f), x);
+    x = blend(x > 88.0f, splat(88.0f), x);
+    v16f scaled = x * 1.44269504088896341f;
+    /* Adding 1.5 * 2^23 rounds to an integer, which then lies in the low bits. */
+    v16f magic = splat(12582912.0f);
+    v16f shifted = scaled + magic;
+    v16f n = shifted - magic;
+    v16f r = x - n * 0.693359375f;
+    r = r + n * 2.12194440e-4f;
+    v16f p = splat(1.0f / 5040);
+    p = p * r + 1.0f / 720;
+    p = p * r + 1.0f / 120;
+    p = p * r + 1.0f / 24;
+    p = p * r + 1.0f / 6;
+    p = p * r + 0.5f;
+    p = p * r + 1.0f;
+    p = p * r + 1.0f;
+    v16i exponent = ((v16i)shifted - (v16i)magic + 127) << 23;
+    return p * (v16f)exponent;
+}
+
+#endif
