@@ -58,9 +58,10 @@ def bind_native(
     strided, their elements not."""
     found = library()
     assert found is not None
-    kept = [packed(weight), norm_weight]
+    own = packed(weight)
+    kept = [own, norm_weight]
     args = LinearArgs(
-        weight=kept[0].data_ptr(),
+        weight=own.data_ptr(),
         norm_weight=None if norm_weight is None else norm_weight.data_ptr(),
         norm_eps=signature.norm_eps or 0.0,
         dtype=_DTYPES[signature.dtype],

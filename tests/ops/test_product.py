@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from pelton.device.cpu import CPUDevice
 from pelton.errors import UnsupportedError
 from pelton.ops import linear, linear_add, norm_linear
 from pelton.ops.product import INVARIANT_TILE, ProductSignature
@@ -24,10 +25,15 @@ ROWS = [0, 1, 2, INVARIANT_TILE - 1, INVARIANT_TILE, INVARIANT_TILE + 1, 2 * INV
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    set_num_threads(1)
     torch.manual_seed(0)
     yield
-    torch.set_num_threads(before)
+    set_num_threads(before)
+
+
+def set_num_threads(count: int) -> None:
+    """For torch and for the kernels of our own."""
+    CPUDevice(count)
 
 
 def candidate_of(op: str, name: str) -> Candidate:
@@ -47,6 +53,7 @@ class Product:
         *,
         has_bias: bool = False,
         silu_mul: bool = False,
+        batch_invariant: bool = False,
     ) -> None:
         self.op, self.m, self.dtype = op, m, dtype
         self.silu_mul = silu_mul
@@ -61,13 +68,14 @@ class Product:
             dtype=dtype,
             device_type="cpu",
             has_bias=has_bias,
-            batch_invariant=name == "tiled",
+            batch_invariant=batch_invariant or name == "tiled",
             activation="silu_mul" if silu_mul else None,
             norm_eps=EPS if op == "norm_linear" else None,
         )
         candidate = candidate_of(op, name)
         self.is_refused = candidate.refuses(self.signature) is not None
-        self.kernel = candidate.load()(self.signature, **self.weights)
+        if not self.is_refused:
+            self.kernel = candidate.load()(self.signature, **self.weights)
 
     def run(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         before = x.clone()
@@ -111,12 +119,13 @@ def inputs(product: Product, num_rows: int, k: int) -> dict[str, Any]:
 def test_against_float64(op, name, dtype):
     cases = [(k, m, b, False) for k, m in ((1, 1), (48, 96), (49, 33), (300, 17)) for b in (0, 1)]
     if op == "norm_linear":
-        cases += [(48, 96, False, True), (49, 34, True, True)]
+        cases += [(48, 96, False, True), (49, 34, True, True), (49, 64, True, True)]
+    if dtype == torch.float64 and name == "packed":
+        pytest.skip("a kernel for float32 and bfloat16")
     for k, m, has_bias, silu_mul in cases:
         product = Product(op, name, k, m, dtype, has_bias=bool(has_bias), silu_mul=silu_mul)
         if product.is_refused:
-            assert name == "matvec"
-            assert has_bias
+            assert (name == "matvec" and has_bias) or (name == "packed" and m % 32)
             continue
         for num_rows in ROWS if name != "matvec" else [1]:
             given = inputs(product, num_rows, k)
@@ -131,12 +140,13 @@ def test_against_float64(op, name, dtype):
 
 @pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["packed", "tiled"])
 @pytest.mark.parametrize("op", OPS)
-def test_invariant_rows_do_not_see_their_batch(op, dtype, num_threads):
+def test_invariant_rows_do_not_see_their_batch(op, name, dtype, num_threads):
     """Alone, in any batch, at any place of a tile, in chunks of 1, 3 and 16: the same bits."""
-    torch.set_num_threads(num_threads)
-    for k, m in ((48, 96), (49, 34), (576, 1536)):
-        product = Product(op, "tiled", k, m, dtype, silu_mul=op == "norm_linear")
+    set_num_threads(num_threads)
+    for k, m in ((48, 96), (49, 64), (576, 1536)):
+        product = Product(op, name, k, m, dtype, silu_mul=op == "norm_linear", batch_invariant=True)
         given = inputs(product, 37, k)
         whole = product.run(**given)
         for chunk in (1, 3, 16, 17, 36):
@@ -149,9 +159,9 @@ def test_invariant_rows_do_not_see_their_batch(op, dtype, num_threads):
         shuffled = product.run(**{name: v[order] for name, v in given.items()})
         assert torch.equal(shuffled, whole[order]), (k, m)
         # Threads change nothing either: requests of one engine may see several numbers of them.
-        torch.set_num_threads(3 - num_threads)
+        set_num_threads(3 - num_threads)
         assert torch.equal(product.run(**given), whole), (k, m)
-        torch.set_num_threads(num_threads)
+        set_num_threads(num_threads)
 
 
 def test_norm_of_large_and_tiny_rows_stays_finite():
@@ -166,8 +176,9 @@ def test_norm_of_large_and_tiny_rows_stays_finite():
 @pytest.mark.parametrize("op", OPS)
 def test_the_ladder_takes_one_row_and_many_and_none(op):
     product = Product(op, "reference", 48, 96)
-    bound = bind(op, OPS[op].CANDIDATES, product.signature, **product.weights)
+    bound = bind(op, OPS[op].CANDIDATES[1:], product.signature, **product.weights)
     assert bound.names == ("matvec", "reference")
+    assert bound.keeps_weight
     for num_rows in (0, 1, 2, 17):
         given = inputs(product, num_rows, 48)
         product.kernel = lambda *args, n=num_rows: bound(n, *args)
@@ -176,23 +187,63 @@ def test_the_ladder_takes_one_row_and_many_and_none(op):
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_which_candidates_are_taken(op):
-    plain = {"in_features": 8, "out_features": 8, "dtype": torch.float32}
+def test_which_candidates_are_taken(op, monkeypatch):
+    plain: dict[str, Any] = {"in_features": 8, "out_features": 8, "dtype": torch.float32}
 
     def names(**flags: Any) -> tuple[str, ...]:
-        signature = ProductSignature(**plain, norm_eps=EPS, **{"device_type": "cpu", **flags})
-        weights = {"weight": torch.zeros(8, 8)}
+        signature = ProductSignature(**{**plain, "norm_eps": EPS, "device_type": "cpu", **flags})
+        weights = {"weight": torch.zeros(8, 8, dtype=signature.dtype)}
         if op == "norm_linear":
-            weights["norm_weight"] = torch.zeros(8)
+            weights["norm_weight"] = torch.zeros(8, dtype=signature.dtype)
         return bind(op, OPS[op].CANDIDATES, signature, **weights).names
 
+    assert names() == names(has_bias=True) == names(batch_invariant=True) == ("packed",)
+    assert names(device_type="cuda") == ("reference",)
+    assert names(dtype=torch.float64) == ("matvec", "reference")
+    monkeypatch.setattr("pelton.ops.native_product.library", lambda: None)
     assert names() == ("matvec", "reference")
     assert names(has_bias=True) == ("reference",)
-    assert names(device_type="cuda") == ("reference",)
     assert names(batch_invariant=True) == ("tiled",)
     with pytest.raises(UnsupportedError, match="depend on the number of rows"):
         bind(
             op,
-            OPS[op].CANDIDATES[:2],
+            OPS[op].CANDIDATES[:3],
             ProductSignature(**plain, device_type="cpu", batch_invariant=True),
         )
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_packed_products_take_many_rows_strided_rows_and_gelu(op):
+    """Enough rows for the threads to share them; x and out as columns of wider buffers."""
+    set_num_threads(2)
+    for num_rows, k, m in ((300, 70, 64), (40, 64, 48)):
+        product = Product(op, "packed", k, m, torch.bfloat16, has_bias=True)
+        given = inputs(product, num_rows, k)
+        expected = product.exact(**given)
+        wide = torch.randn(num_rows, k + 7).to(torch.bfloat16)
+        wide[:, 3 : 3 + k] = given["x"]
+        target = torch.full((num_rows, m + 5), torch.nan, dtype=torch.bfloat16)
+        out = target[:, 2 : 2 + m]
+        if op == "linear_add":
+            out.copy_(given["residual"])
+        arguments = (wide[:, 3 : 3 + k], out)
+        product.kernel(*arguments, out) if op == "norm_linear" else product.kernel(*arguments)
+        error = (out.double() - expected).abs() / expected.abs().amax()
+        assert error.amax() <= TOLERANCE[torch.bfloat16]
+        assert target[:, :2].isnan().all()
+        assert target[:, 2 + m :].isnan().all()
+
+
+def test_packed_gelu_equals_the_reference():
+    signature = ProductSignature(
+        in_features=48, out_features=64, dtype=torch.float32, device_type="cpu",
+        activation="gelu_tanh_mul", norm_eps=EPS,
+    )  # fmt: skip
+    weights = {"weight": torch.randn(64, 48), "norm_weight": torch.randn(48)}
+    x = 3 * torch.randn(21, 48)
+    results = []
+    for name in ("packed", "reference"):
+        out = torch.empty(21, 32)
+        candidate_of("norm_linear", name).load()(signature, **weights)(x, out, torch.empty(21, 64))
+        results.append(out)
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)

@@ -55,6 +55,4 @@ def cpu_flags() -> frozenset[str]:
 def usable_levels() -> list[Level]:
     """Best first; empty where no level is known to run."""
     machine, flags = platform.machine(), cpu_flags()
-    return [
-        level for level in LEVELS if level.machine == machine and flags.issuperset(level.needs)
-    ]
+    return [level for level in LEVELS if level.machine == machine and flags.issuperset(level.needs)]

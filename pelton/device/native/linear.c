@@ -434,7 +434,7 @@ static void multiply_part(void *argument, int part, int parts) {
         product(j, x, first, last, first_pair, last_pair);
 }
 
-int pelton_linear(const linear_args *args) {
+static int run(const linear_args *args) {
     job j = {.a = *args};
     size_t element = j.a.dtype == IS_BF16 ? sizeof(bf16) : sizeof(float);
     int parts = pelton_num_threads();
@@ -459,6 +459,13 @@ int pelton_linear(const linear_args *args) {
     }
     pelton_run(multiply_part, &j);
     return 0;
+}
+
+int pelton_linear(const linear_args *args) {
+    pelton_enter();
+    int failed = run(args);
+    pelton_leave();
+    return failed;
 }
 
 int pelton_request_amx(void) {

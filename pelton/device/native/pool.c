@@ -19,7 +19,7 @@
 
 static int num_threads = 1;
 static int num_started = 1;
-static pthread_mutex_t region_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t call_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static pelton_task current_task;
 static void *current_argument;
@@ -90,10 +90,8 @@ static void *work(void *argument) {
 }
 
 void pelton_run(pelton_task task, void *argument) {
-    pthread_mutex_lock(&region_lock);
     if (num_started == 1) {
         task(argument, 0, 1);
-        pthread_mutex_unlock(&region_lock);
         return;
     }
     current_task = task;
@@ -113,8 +111,11 @@ void pelton_run(pelton_task task, void *argument) {
             atomic_store(&is_waiting, 0);
         }
     }
-    pthread_mutex_unlock(&region_lock);
 }
+
+void pelton_enter(void) { pthread_mutex_lock(&call_lock); }
+
+void pelton_leave(void) { pthread_mutex_unlock(&call_lock); }
 
 int pelton_num_threads(void) { return num_threads; }
 
@@ -122,7 +123,7 @@ static void forget_threads(void) {
     /* A forked child has the caller only, and maybe a lock that nobody gives back. */
     num_threads = num_started = 1;
     atomic_store(&num_asleep, 0);
-    pthread_mutex_init(&region_lock, NULL);
+    pthread_mutex_init(&call_lock, NULL);
 }
 
 int pelton_set_num_threads(int count) {
@@ -131,7 +132,7 @@ int pelton_set_num_threads(int count) {
         count = 1;
     if (count > MAX_THREADS)
         count = MAX_THREADS;
-    pthread_mutex_lock(&region_lock);
+    pthread_mutex_lock(&call_lock);
     if (!has_fork_hook) {
         pthread_atfork(NULL, NULL, forget_threads);
         has_fork_hook = 1;
@@ -145,7 +146,7 @@ int pelton_set_num_threads(int count) {
         num_started++;
     }
     num_threads = count < num_started ? count : num_started;
-    pthread_mutex_unlock(&region_lock);
+    pthread_mutex_unlock(&call_lock);
     return num_threads;
 }
 

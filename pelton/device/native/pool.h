@@ -4,6 +4,10 @@
 
 typedef void (*pelton_task)(void *argument, int part, int parts);
 
+/* Around every call of a kernel: one at a time has the threads and the memory. */
+void pelton_enter(void);
+void pelton_leave(void);
+
 /* Runs the parts of a region, part 0 on the caller, and returns when all have ended. */
 void pelton_run(pelton_task task, void *argument);
 
@@ -21,7 +25,7 @@ static inline void pelton_share(long num_items, int part, int parts, long *first
 }
 
 /* Memory of at least num_bytes for one call of a kernel, 64-byte aligned, or NULL if there is none.
-   Ask before the region starts; the next call of any kernel gets the same memory. */
+   Ask outside a region; the next call of any kernel gets the same memory. */
 void *pelton_scratch(long num_bytes);
 
 #endif

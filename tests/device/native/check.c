@@ -1,0 +1,105 @@
+/* Products over memory of exactly the right size, for the sanitizers. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "linear.h"
+#include "pool.h"
+#include "vec.h"
+
+static unsigned state = 1;
+
+static float noise(void) {
+    state = state * 1664525u + 1013904223u;
+    return (float)(state >> 8) / (1 << 23) - 1;
+}
+
+static void fill(void *to, int is_half, int64_t count) {
+    for (int64_t i = 0; i < count; i++)
+        if (is_half)
+            ((bf16 *)to)[i] = float_to_bf16(noise());
+        else
+            ((float *)to)[i] = noise();
+}
+
+static float get(const void *from, int is_half, int64_t i) {
+    return is_half ? bf16_to_float(((const bf16 *)from)[i]) : ((const float *)from)[i];
+}
+
+/* Returns 1 on a wrong value. */
+static int check(int is_half, int64_t t, int64_t k, int64_t n, int activation, int mode, int normed,
+                 int use_amx) {
+    size_t element = is_half ? sizeof(bf16) : sizeof(float);
+    int64_t k_pad = (k + 31) / 32 * 32, n_pad = (n + 15) / 16 * 16;
+    int64_t x_stride = k + 3, width = activation ? n / 2 : n, out_stride = width + 5;
+    void *x = malloc(element * (size_t)((t - 1) * x_stride + k));
+    void *out = malloc(element * (size_t)((t - 1) * out_stride + width));
+    void *weight = malloc(element * (size_t)(n * k)), *norm = malloc(element * (size_t)k);
+    void *packed = aligned_alloc(64, element * (size_t)(n_pad * k_pad));
+    float *bias = calloc((size_t)n_pad, sizeof *bias);
+    fill(x, is_half, (t - 1) * x_stride + k);
+    fill(out, is_half, (t - 1) * out_stride + width);
+    fill(weight, is_half, n * k);
+    fill(norm, is_half, k);
+    fill(bias, 0, n);
+    float *before = malloc(sizeof(float) * (size_t)(t * width));
+    for (int64_t i = 0; i < t * width; i++)
+        before[i] = get(out, is_half, i / width * out_stride + i % width);
+    if (is_half)
+        pelton_pack_bf16(weight, k, n, k, packed);
+    else
+        pelton_pack_f32(weight, k, n, k, packed);
+    linear_args args = {
+        .x = x, .out = out, .weight = packed, .bias = bias, .norm_weight = normed ? norm : NULL,
+        .norm_eps = 1e-3f, .dtype = is_half ? IS_BF16 : IS_F32, .mode = mode,
+        .activation = activation, .use_amx = use_amx, .num_rows = t, .num_columns = k,
+        .num_features = n, .x_stride = x_stride, .out_stride = out_stride};
+    int failed = pelton_linear(&args);
+    for (int64_t row = 0; row < t && !failed; row++) {
+        double squares = 0;
+        for (int64_t i = 0; i < k; i++)
+            squares += pow(get(x, is_half, row * x_stride + i), 2);
+        double scale = normed ? 1 / sqrt(squares / (double)k + 1e-3) : 1;
+        for (int64_t column = 0; column < width; column++) {
+            double sums[2];
+            for (int side = 0; side < 2; side++) {
+                int64_t feature = column + side * n / 2 * (activation != 0);
+                sums[side] = bias[feature];
+                for (int64_t i = 0; i < k; i++)
+                    sums[side] += get(x, is_half, row * x_stride + i) * scale *
+                                  (normed ? get(norm, is_half, i) : 1) *
+                                  get(weight, is_half, feature * k + i);
+            }
+            double right = activation ? sums[0] / (1 + exp(-sums[0])) * sums[1] : sums[0];
+            if (mode == ADD)
+                right += before[row * width + column];
+            double is = get(out, is_half, row * out_stride + column);
+            if (!(fabs(is - right) <= (is_half ? 0.1 : 1e-3) * (1 + fabs(right)))) {
+                printf("half %d t %ld k %ld n %ld: %g is not %g\n", is_half, (long)t, (long)k,
+                       (long)n, is, right);
+                failed = 1;
+            }
+        }
+    }
+    free(x), free(out), free(weight), free(norm), free(packed), free(bias), free(before);
+    return failed;
+}
+
+int main(void) {
+    static const int64_t sizes[][3] = {{1, 1, 1},    {1, 33, 17},  {3, 64, 48}, {7, 31, 15},
+                                       {8, 32, 16},  {9, 100, 40}, {17, 5, 3},  {33, 65, 50},
+                                       {270, 40, 33}};
+    int failed = 0, amx = pelton_request_amx();
+    for (int threads = 1; threads <= 3; threads++) {
+        pelton_set_num_threads(threads);
+        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+            for (int flags = 0; flags < 16; flags++) {
+                const int64_t *s = sizes[i];
+                int is_half = flags & 1, mode = flags >> 1 & 1, normed = flags >> 2 & 1;
+                failed |= check(is_half, s[0], s[1], s[2], 0, mode, normed, amx && flags >> 3);
+                failed |= check(is_half, s[0], s[1], (s[2] + 31) / 32 * 32, SILU_MUL, STORE,
+                                normed, amx && flags >> 3);
+            }
+    }
+    return failed;
+}

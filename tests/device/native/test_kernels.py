@@ -1,0 +1,110 @@
+"""The C sources: under the sanitizers, and at every level that this CPU has."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+import pelton.device.native.library as library_module
+from pelton.device.native import build as build_module
+from pelton.device.native.build import build
+from pelton.device.native.levels import usable_levels
+from pelton.ops.linear.cpu import packed
+from pelton.ops.product import ProductSignature
+
+COMPILER = shutil.which("cc") or shutil.which("gcc")
+SOURCES = Path(build_module.__file__).parent
+pytestmark = pytest.mark.skipif(
+    COMPILER is None or not usable_levels(), reason="no C compiler, or no level for this CPU"
+)
+
+
+@pytest.mark.parametrize("level", usable_levels(), ids=lambda level: level.name)
+def test_no_byte_beyond_what_is_given(level, tmp_path):
+    program = tmp_path / "check"
+    units = [str(path) for path in SOURCES.glob("*.c")]
+    options = ("-O1", "-g", "-pthread", "-Wall", "-Wextra", "-Werror", "-Wno-psabi")
+    sanitizers = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+    command = [COMPILER, *options, *sanitizers, *level.options, f"-I{SOURCES}"]
+    command += [str(Path(__file__).parent / "check.c"), *units, "-o", str(program), "-lm"]
+    subprocess.run(command, check=True, timeout=120)
+    # Threads of the pool are never joined, and what they hold is no leak.
+    environment = {**os.environ, "ASAN_OPTIONS": "detect_leaks=0"}
+    done = subprocess.run(
+        [str(program)], capture_output=True, text=True, timeout=300, env=environment
+    )
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("level", usable_levels(), ids=lambda level: level.name)
+def test_every_level_multiplies(level, dtype, monkeypatch):
+    loaded = library_module._load(str(build(level)), level.name)
+    monkeypatch.setattr("pelton.ops.native_product.library", lambda: loaded)
+    for num_threads in (1, 2):
+        loaded.set_num_threads(num_threads)
+        for k, n in ((5, 3), (70, 33), (576, 960)):
+            weight = torch.randn(n, k).to(dtype)
+            signature = ProductSignature(
+                in_features=k, out_features=n, dtype=dtype, device_type="cpu"
+            )
+            kernel = packed(signature, weight)
+            for num_rows in (1, 2, 8, 9, 33):
+                x = torch.randn(num_rows, k).to(dtype)
+                out = torch.full((num_rows, n), torch.nan, dtype=dtype)
+                kernel(x, out)
+                right = x.double() @ weight.double().T
+                error = (out.double() - right).abs().amax() / right.abs().amax()
+                assert error <= (1e-5 if dtype == torch.float32 else 2e-2)
+
+
+def test_callers_in_several_threads_do_not_mix_their_rows():
+    """Two engines in one process share the pool and its memory."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(64, 70, generator=generator)
+    signature = ProductSignature(
+        in_features=70, out_features=64, dtype=torch.float32, device_type="cpu"
+    )
+    inputs = [torch.randn(5 + i, 70, generator=generator) for i in range(3)]
+    wrong: list[int] = []
+
+    def work(number: int) -> None:
+        kernel, x = packed(signature, weight), inputs[number]
+        right = x @ weight.T
+        for _ in range(300):
+            out = torch.empty(len(x), 64)
+            kernel(x, out)
+            if not torch.allclose(out, right, rtol=1e-4, atol=1e-4):
+                wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not wrong
+
+
+def test_a_forked_child_works_alone():
+    """It has none of the pool's threads, and must not wait for them."""
+    found = library_module.library()
+    assert found is not None
+    found.set_num_threads(2)
+    weight, x = torch.ones(64, 64), torch.ones(40, 64)
+    signature = ProductSignature(
+        in_features=64, out_features=64, dtype=torch.float32, device_type="cpu"
+    )
+    kernel, out = packed(signature, weight), torch.empty(40, 64)
+    kernel(x, out)
+    child = os.fork()
+    if child == 0:
+        other = torch.zeros(40, 64)
+        kernel(x, other)
+        os._exit(0 if (other == 64).all() else 1)
+    assert os.waitpid(child, 0)[1] == 0
