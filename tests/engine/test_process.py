@@ -1,0 +1,248 @@
+"""Real processes: what ends with what, in every phase, and that nothing is left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine.test_async_llm import collect, run
+from engine.test_llm import SETTINGS, TEXTS, folder, make_llm
+from support.plain import greedy, seeded
+from support.sabotage import TARGET
+
+from pelton.config.engine import EngineArgs
+from pelton.engine import client
+from pelton.engine.async_llm import AsyncLLM
+from pelton.engine.client import EngineProcess
+from pelton.errors import ConfigError, EngineDead
+from pelton.sampling.table import PROCESSORS
+
+LIMIT = 5.0
+"""Seconds after which nothing may be left."""
+
+
+def args(**changes: Any) -> EngineArgs:
+    return EngineArgs(model=str(folder()), **{**SETTINGS, "batch_invariant": True, **changes})
+
+
+def is_gone(pid: int) -> bool:
+    """A zombie counts as gone: it holds nothing, and whoever adopted it may never look."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def wait_until_gone(pid: int, sockets: Path) -> None:
+    deadline = time.monotonic() + LIMIT
+    while not is_gone(pid) or sockets.exists():
+        assert time.monotonic() < deadline, (pid, list(sockets.parent.glob(f"{sockets.name}/*")))
+        time.sleep(0.02)
+
+
+def process_of(llm: AsyncLLM) -> EngineProcess:
+    link = llm._link
+    assert isinstance(link, EngineProcess)
+    return link
+
+
+@pytest.fixture
+def saboteur(monkeypatch: Any) -> None:
+    monkeypatch.setitem(PROCESSORS, "sabotage", TARGET)
+
+
+def saboteurs(how: str, max_tokens: int | None = None, **changes: Any) -> Any:
+    return greedy(max_tokens, logits_processors={"sabotage": {"how": how}}, **changes)
+
+
+def test_a_life(saboteur):
+    """Start, the offline engine's answers, deaf to signals, requests that a parent cannot check,
+    and an end that leaves nothing."""
+    params = [greedy(), seeded(seed=4, n=3, logprobs=2), greedy(stop=["e"]), seeded(seed=9)]
+    offline = make_llm(batch_invariant=True)
+    wanted = [
+        offline.generate(text, one, use_tqdm=False)[0].outputs for text, one in zip(TEXTS, params)
+    ]
+    phases: list[str] = []
+
+    async def main() -> None:
+        llm = await AsyncLLM.start(args(), on_phase=lambda name, seconds: phases.append(name))
+        pid = process_of(llm).pid
+        assert not process_of(llm)._folder.exists()
+        assert list(llm.facts.start_times) == ["check", *phases]
+        assert phases == [
+            "process", "imports", "configuration", "load weights", "allocate", "warm up"
+        ]  # fmt: skip
+        assert llm.config == offline.config
+        assert llm.facts.vocab_size == 300
+        for number in (signal.SIGINT, signal.SIGTERM):
+            os.kill(pid, number)
+        found = await asyncio.gather(
+            *(
+                collect(llm, str(index), one, prompt=text)
+                for index, (text, one) in enumerate(zip(TEXTS, params))
+            )
+        )
+        for (outputs, _), whole in zip(found, wanted, strict=True):
+            for output, other in zip(outputs, whole, strict=True):
+                assert (output.text, output.token_ids) == (other.text, other.token_ids)
+                assert output.logprobs == other.logprobs
+                assert output.finish_reason == other.finish_reason
+        (output,), _ = await collect(llm, "slow", saboteurs("sleep:0.001", 3))
+        assert len(output.token_ids) == 3
+        while llm.stats().scheduler.num_running:
+            await asyncio.sleep(0.01)
+        assert llm.is_alive
+        assert await llm.reset_prefix_cache()
+        await llm.close()
+        await llm.close()
+        assert is_gone(pid)
+        assert not llm.is_alive
+
+    run(main, 120)
+    offline.close()
+
+
+@pytest.mark.parametrize("phase", ["spawned", "process", "imports"])
+def test_the_engine_is_killed_while_it_starts(phase, monkeypatch):
+    pids: list[int] = []
+    spawn = subprocess.Popen
+
+    def told(*given: Any, **options: Any) -> Any:
+        process = spawn(*given, **options)
+        pids.append(process.pid)
+        if phase == "spawned":
+            process.kill()
+        return process
+
+    monkeypatch.setattr(client.subprocess, "Popen", told)
+
+    def on_phase(name: str, seconds: float) -> None:
+        if name == phase:
+            os.kill(pids[0], signal.SIGKILL)
+
+    async def main() -> None:
+        with pytest.raises(EngineDead, match="killed by signal 9"):
+            await AsyncLLM.start(args(), on_phase=on_phase)
+        assert is_gone(pids[0])
+
+    run(main, 60)
+
+
+@pytest.mark.parametrize(
+    ("how", "text"),
+    [
+        ("kill", "killed by signal 9"),
+        pytest.param("exit", "exit code 3", marks=pytest.mark.long),
+        pytest.param("segfault", "killed by signal 11", marks=pytest.mark.long),
+        ("exception", "ZeroDivisionError: on purpose"),
+        pytest.param("device", "the device is gone", marks=pytest.mark.long),
+    ],
+)
+def test_the_engine_dies_at_work(how, text, saboteur):
+    """Every open stream is told, at once; with what the process said last, if it said anything."""
+
+    async def main() -> None:
+        llm = await AsyncLLM.start(args())
+        pid = process_of(llm).pid
+        witnesses = [
+            asyncio.create_task(collect(llm, f"w{i}", greedy(None), prompt=TEXTS[i]))
+            for i in range(3)
+        ]
+        await asyncio.sleep(0)
+        with pytest.raises(EngineDead, match=text) as caught:
+            await collect(llm, "r", saboteurs(how))
+        assert ("Traceback" in caught.value.child_traceback) == (how in ("exception", "device"))
+        for result in await asyncio.gather(*witnesses, return_exceptions=True):
+            # A witness may have come to its end before.
+            assert isinstance(result, (EngineDead, tuple))
+        assert not llm.is_alive
+        assert text in str(await llm.died())
+        with pytest.raises(EngineDead):
+            await collect(llm, "late", greedy())
+        assert not llm._streams
+        await llm.close()
+        assert is_gone(pid)
+
+    run(main, 60)
+
+
+@pytest.mark.parametrize("phase", ["spawned", "process", "imports", "idle", "generating"])
+def test_the_parent_is_killed(phase, tmp_path):
+    """kill -9 in each phase: within 5 s neither the engine's process nor its sockets are there."""
+    driver = subprocess.Popen(
+        [sys.executable, "-m", "support.engine_driver", str(folder()), phase],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            "TMPDIR": str(tmp_path),
+        },
+    )
+    assert driver.stdout is not None
+    pid, sockets = driver.stdout.readline().split()
+    assert driver.wait(60) == -signal.SIGKILL
+    wait_until_gone(int(pid), Path(sockets))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_only_the_engine_finds_out_is_the_users_fault_all_the_same():
+    async def main() -> None:
+        with pytest.raises(ConfigError, match="raise num_gpu_blocks_override to 25") as caught:
+            await AsyncLLM.start(args(num_gpu_blocks_override=20))
+        assert type(caught.value) is ConfigError
+        started = time.monotonic()
+        with pytest.raises(ConfigError, match="max_num_seqs"):
+            await AsyncLLM.start(args(max_num_seqs=0))
+        assert time.monotonic() - started < 5
+
+    run(main, 60)
+
+
+def test_a_start_that_is_given_up_leaves_nothing(monkeypatch):
+    pids: list[int] = []
+
+    async def main() -> None:
+        task = asyncio.create_task(
+            AsyncLLM.start(args(), on_phase=lambda name, seconds: task.cancel())
+        )
+        spawn = EngineProcess.spawn
+
+        async def told(*given: Any, **options: Any) -> EngineProcess:
+            process = await spawn(*given, **options)
+            pids.append(process.pid)
+            return process
+
+        monkeypatch.setattr(EngineProcess, "spawn", told)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert is_gone(pids[0])
+
+    run(main, 60)
+
+
+def test_an_engine_that_does_not_answer_is_killed(monkeypatch, saboteur):
+    """It hangs in a step; closing waits a while, then kills."""
+    monkeypatch.setattr(client, "_PATIENCE", 0.5)
+
+    async def main() -> None:
+        llm = await AsyncLLM.start(args())
+        pid = process_of(llm).pid
+        task = asyncio.create_task(collect(llm, "r", saboteurs("sleep:600")))
+        await asyncio.sleep(0.2)
+        await llm.close()
+        assert is_gone(pid)
+        with pytest.raises(EngineDead, match="shut down"):
+            await task
+
+    run(main, 60)
