@@ -27,6 +27,9 @@ class EngineArgs:
     kv_cache_dtype: "auto" (the same as dtype) | "fp8" or "fp8_e4m3" | "fp8_e5m2" | "int8": a byte
         for each number, and a scale for each token's head.
     attention_backend: a name from pelton/attention/table.py, or "auto".
+    mamba_block_size: for models with recurrent layers: after how many tokens, each time, their
+        state is kept, so that a later prompt that begins alike can start there; a multiple of
+        block_size.
     batch_invariant: select fixed-reduction kernels, so that a request's tokens do not depend on
         its neighbours, chunk sizes or prefix hits, bit for bit.
     max_steps_in_flight: depth of the launch pipeline (1 = wait for each step).
@@ -51,6 +54,7 @@ class EngineArgs:
     max_steps_in_flight: int = 2
     block_size: int = 16
     enable_prefix_caching: bool = True
+    mamba_block_size: int | None = None
     gpu_memory_utilization: float | None = None
     kv_cache_memory_bytes: int | None = None
     num_gpu_blocks_override: int | None = None

@@ -24,15 +24,12 @@ from pelton.engine.outputs import RequestOutput
 from pelton.engine.prompts import Prompt, PromptReader, load_template, load_tokenizer_of
 from pelton.errors import ConfigError, EngineError, PeltonError, RequestError
 from pelton.setup.check import check
-from pelton.setup.resolve import describe, resolve, reusable_prefix
+from pelton.setup.resolve import describe, prefix_warning, resolve
 from pelton.tokens.tokenizer import Tokenizer
 from pelton.worker.facts import device_facts
 from pelton.worker.worker import Worker
 
 Params = SamplingParams | Sequence[SamplingParams] | None
-
-_LONG_PREFIX = 512
-"""Tokens. Shared system prompts are often no longer than this."""
 
 
 class LLM:
@@ -301,14 +298,9 @@ def _log_start(config: EngineConfig, phases: Mapping[str, float]) -> None:
             logger.setLevel(logging.INFO)
     parts = ", ".join(f"{name} {seconds:.2f}" for name, seconds in phases.items())
     logger.info("%s\nready in  %.2f s: %s", describe(config), sum(phases.values()), parts)
-    prefix = reusable_prefix(config)
-    if config.cache.enable_prefix_caching and prefix > _LONG_PREFIX:
-        logger.warning(
-            "Prompts that share fewer than %d tokens share no KV: prefixes are reused in multiples "
-            "of that. A smaller block_size (now %d) helps.",
-            prefix,
-            config.cache.block_size,
-        )
+    warning = prefix_warning(config)
+    if warning is not None:
+        logger.warning("%s", warning)
 
 
 def _engine_args(model: str | None, kwargs: Mapping[str, Any]) -> EngineArgs:

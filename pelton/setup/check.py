@@ -57,6 +57,7 @@ _INTEGERS: dict[str, tuple[int, int]] = {
     "long_prefill_token_threshold": (0, _INT32),
     "max_steps_in_flight": (1, 8),
     "block_size": (1, 1024),
+    "mamba_block_size": (1, _INT32),
     "kv_cache_memory_bytes": (1, 2**63 - 1),
     "num_gpu_blocks_override": (2, _INT32),
     "num_threads": (1, 4096),
@@ -70,6 +71,7 @@ _TEXTS = ("model", "tokenizer", "revision", "hf_token", "chat_template")
 _OPTIONAL = {
     *_TEXTS,
     "max_model_len",
+    "mamba_block_size",
     "max_num_seqs",
     "max_num_batched_tokens",
     "kv_cache_memory_bytes",
@@ -99,6 +101,7 @@ def check(args: EngineArgs) -> CheckedArgs:
     )
     model = read_model_config(checkpoint, args.hf_overrides)
     _check_lengths(args, model)
+    _check_mamba_block_size(args, model)
     return CheckedArgs(
         args=args,
         checkpoint=checkpoint,
@@ -220,6 +223,26 @@ def _check_draft_number(name: str, value: object) -> None:
         raise ConfigError(
             f"speculative_config[{name!r}] must be an integer from 1 to {_MAX_DRAFTS}, "
             f"got {value!r}."
+        )
+
+
+def _check_mamba_block_size(args: EngineArgs, model: ModelConfig) -> None:
+    given = args.mamba_block_size
+    if given is None:
+        return
+    if not model.is_recurrent:
+        raise ConfigError(
+            f"mamba_block_size={given} is for models with recurrent layers, and {args.model!r} has "
+            "none; leave it out."
+        )
+    if not args.enable_prefix_caching:
+        raise ConfigError(
+            f"mamba_block_size={given} says how often state is kept for prefix hits, and "
+            "enable_prefix_caching=False; leave one of them out."
+        )
+    if given % args.block_size:
+        raise ConfigError(
+            f"mamba_block_size must be a multiple of block_size={args.block_size}, got {given}."
         )
 
 

@@ -12,7 +12,7 @@ from pelton.config.model import ModelConfig
 from pelton.config.scheduler import SchedulerConfig
 from pelton.config.speculation import SpeculationConfig
 from pelton.core.kv.groups import block_bytes, group_layers, smallest_reusable_prefix
-from pelton.core.kv.spec import LayerKV, mamba2_state, page_bytes_of, scale_dtype_of
+from pelton.core.kv.spec import KVGroup, LayerKV, mamba2_state, page_bytes_of, scale_dtype_of
 from pelton.errors import ConfigError
 from pelton.setup.check import KV_CODES, CheckedArgs
 
@@ -22,6 +22,14 @@ _DEFAULT_NUM_SEQS = 256
 _DEFAULT_BATCHED_TOKENS = {"cpu": 4096, "cuda": 8192, "fake": 4096}
 # Tokens of a repeated ending. Two can be chance, and a longer one is preferred where it is.
 _DEFAULT_LOOKUP = (2, 5)
+# Tokens between checkpoints of recurrent state. Each ends a step of a prompt, and takes as much
+# memory as the KV of some thousand tokens.
+_DEFAULT_MAMBA_BLOCK = 256
+# Of what the weights leave, the share that the states of requests take by default.
+_STATES_SHARE = 0.5
+# Tokens. Shared system prompts are often no longer than this.
+_LONG_PREFIX = 512
+_RESERVED_ROWS = 1
 _MIB = 2**20
 
 
@@ -124,7 +132,7 @@ def resolve(checked: CheckedArgs, facts: DeviceFacts) -> EngineConfig:
     device = args.device if args.device != "auto" else facts.kind
     assert device.partition(":")[0] == facts.kind, "facts of another device"
     dtype = _dtype(checked, facts)
-    max_num_seqs, max_num_batched_tokens = _step_limits(args, facts)
+    max_num_seqs, max_num_batched_tokens = _step_limits(checked, facts, dtype)
     _refuse_large_steps(checked, facts, dtype, max_num_seqs, max_num_batched_tokens)
     model = model.for_length(args.max_model_len or model.max_position)
     checked = replace(checked, model=model)
@@ -142,8 +150,8 @@ def resolve(checked: CheckedArgs, facts: DeviceFacts) -> EngineConfig:
             block_size=args.block_size,
             num_blocks=num_blocks,
             dtype=_kv_dtype(args, dtype),
-            # A hit would begin without the state of recurrent layers.
-            enable_prefix_caching=args.enable_prefix_caching and model.mamba2 is None,
+            enable_prefix_caching=args.enable_prefix_caching,
+            checkpoint_interval=_checkpoint_interval(args, model),
         ),
         scheduler=SchedulerConfig(
             max_num_seqs=max_num_seqs,
@@ -209,12 +217,24 @@ def _kv_dtype(args: EngineArgs, dtype: str) -> str:
     return KV_CODES.get(args.kv_cache_dtype, dtype)
 
 
-def _step_limits(args: EngineArgs, facts: DeviceFacts) -> tuple[int, int]:
-    """(max_num_seqs, max_num_batched_tokens). What the user gave bounds the other's default."""
-    tokens = args.max_num_batched_tokens
-    rows = args.max_num_seqs
+def _checkpoint_interval(args: EngineArgs, model: ModelConfig) -> int:
+    """Tokens; 0 where no state is kept."""
+    if not model.is_recurrent or not args.enable_prefix_caching:
+        return 0
+    return args.mamba_block_size or -(-_DEFAULT_MAMBA_BLOCK // args.block_size) * args.block_size
+
+
+def _step_limits(checked: CheckedArgs, facts: DeviceFacts, dtype: str) -> tuple[int, int]:
+    """(max_num_seqs, max_num_batched_tokens). What the user gave bounds the other's default, and so
+    does the memory that the rows' recurrent states take."""
+    tokens = checked.args.max_num_batched_tokens
+    rows = checked.args.max_num_seqs
     if rows is None:
         rows = min(_DEFAULT_NUM_SEQS, tokens or _DEFAULT_NUM_SEQS)
+        per_row = _state_bytes(checked, dtype, num_rows=1)
+        if per_row:
+            left = _usable_bytes(checked, facts) - _weight_bytes(checked, dtype)
+            rows = min(rows, max(int(_STATES_SHARE * left) // per_row - _RESERVED_ROWS, 1))
     if tokens is None:
         tokens = max(_DEFAULT_BATCHED_TOKENS[facts.kind], rows)
     return rows, tokens
@@ -232,6 +252,10 @@ def _kv_cache(
     else:
         # More blocks than every row at full length needs would never be used.
         most = 1 + max_num_seqs * num_groups * -(-wanted_len // size)
+        interval = _checkpoint_interval(args, model)
+        if interval:
+            pages = _groups(model, size, _kv_dtype(args, dtype), interval, dtype)[-1].pages
+            most += max_num_seqs * pages * (wanted_len // interval)
         num_blocks = min(most, _affordable_blocks(checked, facts, dtype))
     _refuse_more_than_memory(checked, facts, dtype)
     fits = (num_blocks - 1) // num_groups * size
@@ -266,7 +290,8 @@ def _refuse_large_steps(
 def _refuse_more_than_memory(checked: CheckedArgs, facts: DeviceFacts, dtype: str) -> None:
     """A given size is not measured against what is free, but no device has more than it has. On a
     CPU pages are handed out late, so that the process would be killed in the middle of its work."""
-    args, weights = checked.args, _weight_bytes(checked, dtype)
+    args = checked.args
+    held = _weight_bytes(checked, dtype) + _all_state_bytes(checked, facts, dtype)
     given, asked = "the weights alone", 0
     if args.num_gpu_blocks_override is not None:
         given = f"num_gpu_blocks_override={args.num_gpu_blocks_override}"
@@ -275,12 +300,34 @@ def _refuse_more_than_memory(checked: CheckedArgs, facts: DeviceFacts, dtype: st
     elif args.kv_cache_memory_bytes is not None:
         given = f"kv_cache_memory_bytes={args.kv_cache_memory_bytes}"
         asked = args.kv_cache_memory_bytes
-    if asked + weights > facts.total_bytes:
+    if asked + held > facts.total_bytes:
         raise ConfigError(
-            f"{given}: {asked} bytes of KV cache and {weights} of weights are above the "
-            f"{facts.total_bytes} bytes of {facts.name}"
+            f"{given}: {asked} bytes of KV cache and {_beside(checked, facts, dtype)} are above "
+            f"the {facts.total_bytes} bytes of {facts.name}"
             + ("; lower it." if asked else "; take a smaller model or dtype.")
         )
+
+
+def _state_bytes(checked: CheckedArgs, dtype: str, *, num_rows: int) -> int:
+    """Of recurrent layers, for 1 + K states in each row."""
+    layers = kv_layers(checked.model, 1, "float32", state_dtype=dtype)
+    ring = 1 + _speculation(checked.args).num_speculative_tokens
+    return num_rows * ring * sum(layer.state_bytes for layer in layers)
+
+
+def _all_state_bytes(checked: CheckedArgs, facts: DeviceFacts, dtype: str) -> int:
+    num_rows = _step_limits(checked, facts, dtype)[0] + _RESERVED_ROWS
+    return _state_bytes(checked, dtype, num_rows=num_rows)
+
+
+def _beside(checked: CheckedArgs, facts: DeviceFacts, dtype: str) -> str:
+    """What else the device holds, for messages."""
+    text = f"{_weight_bytes(checked, dtype)} bytes of weights"
+    states = _all_state_bytes(checked, facts, dtype)
+    if states:
+        rows = _step_limits(checked, facts, dtype)[0]
+        text += f" and {states} of recurrent state (max_num_seqs={rows})"
+    return text
 
 
 def _weight_bytes(checked: CheckedArgs, dtype: str) -> int:
@@ -288,19 +335,25 @@ def _weight_bytes(checked: CheckedArgs, dtype: str) -> int:
 
 
 def _kv_budget(checked: CheckedArgs, facts: DeviceFacts, dtype: str) -> int:
-    """Bytes for the KV cache; may be negative.
+    """Bytes for the KV cache; may be negative."""
+    if checked.args.kv_cache_memory_bytes is not None:
+        return checked.args.kv_cache_memory_bytes
+    weights, states = _weight_bytes(checked, dtype), _all_state_bytes(checked, facts, dtype)
+    return _usable_bytes(checked, facts) - weights - states
+
+
+def _usable_bytes(checked: CheckedArgs, facts: DeviceFacts) -> int:
+    """Bytes for everything.
 
     On CPU the share is of the memory that is free at start. On a GPU it is of the whole device, and
     what others hold there counts as used.
     """
-    if checked.args.kv_cache_memory_bytes is not None:
-        return checked.args.kv_cache_memory_bytes
     share = checked.args.gpu_memory_utilization or _DEFAULT_SHARE[facts.kind]
     if facts.kind == "cuda":
         usable = share * facts.total_bytes - (facts.total_bytes - facts.free_bytes)
     else:
         usable = share * facts.free_bytes
-    return int(usable) - _weight_bytes(checked, dtype)
+    return int(usable)
 
 
 def _affordable_blocks(checked: CheckedArgs, facts: DeviceFacts, dtype: str) -> int:
@@ -317,7 +370,7 @@ def _affordable_blocks(checked: CheckedArgs, facts: DeviceFacts, dtype: str) -> 
         )
         raise ConfigError(
             f"The KV cache needs at least {least * block} bytes ({least} blocks of {block}) beside "
-            f"{_weight_bytes(checked, dtype)} bytes of weights, but {have}, with "
+            f"{_beside(checked, facts, dtype)}, but {have}, with "
             f"{facts.free_bytes} bytes free on {facts.name}: "
             f"{_larger_cache(checked, facts, dtype)}."
         )
@@ -334,7 +387,7 @@ def _larger_cache(checked: CheckedArgs, facts: DeviceFacts, dtype: str) -> str:
     needed = num_blocks * kv_block_bytes(checked.model, args.block_size, _kv_dtype(args, dtype))
     if args.kv_cache_memory_bytes is not None:
         return f"raise kv_cache_memory_bytes to {needed}"
-    needed += _weight_bytes(checked, dtype)
+    needed += _weight_bytes(checked, dtype) + _all_state_bytes(checked, facts, dtype)
     if facts.kind == "cuda":
         share = (needed + facts.total_bytes - facts.free_bytes) / max(facts.total_bytes, 1)
     else:
@@ -349,11 +402,63 @@ def _larger_cache(checked: CheckedArgs, facts: DeviceFacts, dtype: str) -> str:
     )
 
 
-def reusable_prefix(config: EngineConfig) -> int:
-    """Tokens. A prefix hit is a multiple of this."""
+def _groups(
+    model: ModelConfig, block_size: int, kv_dtype: str, interval: int, dtype: str
+) -> tuple[KVGroup, ...]:
+    return group_layers(kv_layers(model, block_size, kv_dtype, state_dtype=dtype), interval)
+
+
+def _all_groups(config: EngineConfig) -> tuple[KVGroup, ...]:
     cache = config.cache
-    layers = kv_layers(config.model, cache.block_size, cache.dtype)
-    return smallest_reusable_prefix(group_layers(layers))
+    return _groups(
+        config.model, cache.block_size, cache.dtype, cache.checkpoint_interval, config.dtype
+    )
+
+
+def reusable_prefix(config: EngineConfig) -> int:
+    """Tokens. A prefix hit is a multiple of this; 0: there can be none."""
+    groups = _all_groups(config)
+    if not config.cache.enable_prefix_caching:
+        return 0
+    if max(group.pages for group in groups) >= config.cache.num_blocks:
+        return 0
+    return smallest_reusable_prefix(groups)
+
+
+def prefix_warning(config: EngineConfig) -> str | None:
+    """Why prompts that begin alike may share nothing, or None if all is well."""
+    prefix, cache = reusable_prefix(config), config.cache
+    is_recurrent = cache.checkpoint_interval > 0
+    if cache.enable_prefix_caching and not prefix:
+        return (
+            f"No prefix is ever reused: a checkpoint of recurrent state takes "
+            f"{_all_groups(config)[-1].pages} blocks, and the KV cache has {cache.num_blocks - 1}. "
+            "A larger KV cache helps."
+        )
+    if prefix <= _LONG_PREFIX:
+        return None
+    name, value = "block_size", cache.block_size
+    if is_recurrent:
+        name, value = "mamba_block_size", cache.checkpoint_interval
+    return (
+        f"Prompts that share fewer than {prefix} tokens share no KV: prefixes are reused in "
+        f"multiples of that. A smaller {name} (now {value}) helps."
+    )
+
+
+def _state_rows(config: EngineConfig) -> dict[str, str]:
+    """Of the table, for models with recurrent layers."""
+    groups = _all_groups(config)
+    layers = kv_layers(config.model, 1, "float32", state_dtype=config.dtype)
+    num_seqs, num_states = config.scheduler.max_num_seqs, 1 + config.num_speculative_tokens
+    per_state = sum(layer.state_bytes for layer in layers)
+    if not per_state:
+        return {}
+    total = (num_seqs + _RESERVED_ROWS) * num_states * per_state
+    kept = "none is kept"
+    if not groups[-1].has_table:
+        kept = f"kept every {groups[-1].block_size} tokens, in {groups[-1].pages} KV blocks each"
+    return {"states": f"{total / _MIB:.1f} MiB for {num_seqs} requests; {kept}"}
 
 
 def kv_tokens(config: EngineConfig) -> int:
@@ -384,8 +489,9 @@ def describe(config: EngineConfig) -> str:
         "KV cache": f"{kv_tokens(config)} tokens in {cache.num_blocks - 1} blocks of "
         f"{cache.block_size}, {cache.num_blocks * block / _MIB:.0f} MiB{codes}; "
         f"{full_length_requests(config)} full-length requests fit",
+        **_state_rows(config),
         "prefixes": f"reused in multiples of {reusable_prefix(config)} tokens"
-        if cache.enable_prefix_caching
+        if reusable_prefix(config)
         else "not reused",
         "a step": f"{scheduler.max_num_seqs} requests, {scheduler.max_num_batched_tokens} tokens, "
         f"{scheduler.max_steps_in_flight} in flight",

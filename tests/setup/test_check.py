@@ -2,6 +2,8 @@ import json
 from dataclasses import replace
 
 import pytest
+from compose.test_families import GRANITE
+from support.families import tiny_model
 
 from pelton.config.engine import EngineArgs
 from pelton.errors import ConfigError, UnsupportedError
@@ -102,6 +104,8 @@ def test_refusals(args, field, value):
         ("device", "mps", "runs on cpu and cuda"),
         ("device", "xpu:1", "runs on cpu and cuda"),
         ("max_logprobs", 101, "above the vocabulary's 100"),
+        ("mamba_block_size", 0, "from 1 to"),
+        ("mamba_block_size", 32, "has none; leave it out"),
     ],
 )
 def test_wrong_values_name_field_and_limit(args, field, value, says):
@@ -172,3 +176,17 @@ def test_the_token_is_never_shown(args):
     with pytest.raises(ConfigError, match="hf_token") as error:
         check(replace(args, hf_token=12345))
     assert "12345" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"mamba_block_size": 24}, "multiple of block_size=16, got 24"),
+        ({"mamba_block_size": 32, "enable_prefix_caching": False}, "leave one of them out"),
+    ],
+)
+def test_how_often_state_is_kept(changes, says):
+    folder = str(tiny_model("GraniteMoeHybrid", **GRANITE))
+    with pytest.raises(ConfigError, match=says):
+        check(EngineArgs(model=folder, **changes))
+    assert check(EngineArgs(model=folder, mamba_block_size=32)).model.is_recurrent

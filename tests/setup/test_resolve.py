@@ -6,10 +6,17 @@ import pytest
 from pelton.checkpoint.source import Checkpoint
 from pelton.config.engine import EngineArgs
 from pelton.config.hardware import DeviceFacts
-from pelton.config.model import GenerationDefaults, ModelConfig, RopeConfig
+from pelton.config.model import GenerationDefaults, Mamba2Config, ModelConfig, RopeConfig
 from pelton.errors import ConfigError
 from pelton.setup.check import CheckedArgs, check
-from pelton.setup.resolve import describe, kv_block_bytes, num_parameters, resolve
+from pelton.setup.resolve import (
+    describe,
+    kv_block_bytes,
+    num_parameters,
+    prefix_warning,
+    resolve,
+    reusable_prefix,
+)
 
 MODEL = ModelConfig(
     architecture="LlamaForCausalLM",
@@ -344,3 +351,90 @@ def test_the_smallest_reusable_prefix_is_said(checked):
     """Case 11."""
     assert "reused in multiples of 16 tokens" in describe(resolve(checked(), FACTS))
     assert "not reused" in describe(resolve(checked(enable_prefix_caching=False), FACTS))
+
+
+MAMBA = Mamba2Config(num_heads=4, head_dim=8, state_size=16, num_groups=1, conv_width=4)
+HYBRID = replace(
+    MODEL,
+    num_layers=4,
+    layer_kinds=("recurrent", "full", "recurrent", "recurrent"),
+    mamba2=MAMBA,
+    max_position=5000,
+)
+# float32: 4 * 8 * 16 numbers of state and 3 * (32 + 32) of the convolution's last inputs.
+STATE = 3 * (4 * 512 + 4 * 192)
+# Blocks of 16 tokens in one attention layer: 4096 bytes. Each state begins a page.
+PAGES = 3
+
+
+def test_the_states_of_all_rows_come_before_the_kv_cache(checked):
+    """And of the reserved row; with drafts each row has a ring."""
+    block = kv_block_bytes(HYBRID, 16, "float32")
+    assert block == 4096
+    weights = 4 * num_parameters(HYBRID)
+    drafts = {"method": "ngram", "num_speculative_tokens": 2}
+    for changes, ring in (({}, 1), ({"speculative_config": drafts}, 3)):
+        free = 2 * (weights + 9 * ring * STATE + 40 * block)
+        facts = replace(FACTS, free_bytes=free)
+        config = resolve(checked(model=HYBRID, max_num_seqs=8, **changes), facts)
+        assert config.cache.num_blocks == 40
+        states = f"{9 * ring * STATE / 2**20:.1f} MiB for 8 requests; kept every 256 tokens, in 3"
+        assert states in describe(config)
+        with pytest.raises(ConfigError, match=rf"{101 * ring * STATE} of .*max_num_seqs=100"):
+            resolve(checked(model=HYBRID, max_num_seqs=100, **changes), facts)
+
+
+def test_by_default_states_leave_half_for_the_kv_cache(checked):
+    weights = 4 * num_parameters(HYBRID)
+    facts = replace(FACTS, free_bytes=2 * (weights + 100 * STATE))
+    assert resolve(checked(model=HYBRID), facts).scheduler.max_num_seqs == 49
+    assert resolve(checked(model=HYBRID), FACTS).scheduler.max_num_seqs == 256
+
+
+def test_states_above_the_devices_memory_are_refused(checked):
+    facts = replace(FACTS, total_bytes=4 * num_parameters(HYBRID) + 10**7)
+    given = {"model": HYBRID, "num_gpu_blocks_override": 9, "max_num_batched_tokens": 2000}
+    resolve(checked(max_num_seqs=10**7 // STATE - 10, **given), facts)
+    with pytest.raises(ConfigError, match=f"{2001 * STATE} of recurrent state"):
+        resolve(checked(max_num_seqs=2000, **given), facts)
+
+
+def test_how_often_state_is_kept(checked):
+    for args, interval in (
+        ({}, 256),
+        ({"block_size": 48}, 288),
+        ({"mamba_block_size": 64}, 64),
+        ({"enable_prefix_caching": False}, 0),
+    ):
+        config = resolve(checked(model=HYBRID, **args), FACTS)
+        assert config.cache.checkpoint_interval == interval == reusable_prefix(config)
+        assert config.cache.enable_prefix_caching == (interval > 0)
+        said = f"multiples of {interval} tokens" if interval else "not reused"
+        assert said in describe(config)
+        assert prefix_warning(config) is None
+    assert resolve(checked(), FACTS).cache.checkpoint_interval == 0
+    assert "states" not in describe(resolve(checked(), FACTS))
+
+
+def test_a_pool_has_room_for_checkpoints(checked):
+    """Beside full-length requests; and none of them counts as needed."""
+    config = resolve(checked(model=HYBRID, max_num_seqs=2, max_model_len=1000), FACTS)
+    assert config.cache.num_blocks == 1 + 2 * 63 + 2 * PAGES * 3
+    small = resolve(checked(model=HYBRID, num_gpu_blocks_override=8, max_num_seqs=2), FACTS)
+    assert small.max_model_len == 7 * 16
+
+
+def test_prefixes_that_are_hardly_ever_shared_are_warned_of(checked):
+    """Case 11."""
+    far = resolve(checked(model=HYBRID, mamba_block_size=528), FACTS)
+    assert "fewer than 528 tokens" in (prefix_warning(far) or "")
+    assert "smaller mamba_block_size (now 528)" in (prefix_warning(far) or "")
+    near = resolve(checked(model=HYBRID, mamba_block_size=512), FACTS)
+    assert prefix_warning(near) is None
+    for num_blocks, fits in ((PAGES, False), (PAGES + 1, True)):
+        config = resolve(checked(model=HYBRID, num_gpu_blocks_override=num_blocks), FACTS)
+        warning = prefix_warning(config)
+        assert (warning is None) == fits
+        assert ("not reused" in describe(config)) != fits
+        if warning is not None:
+            assert f"takes {PAGES} blocks, and the KV cache has {PAGES - 1}" in warning
