@@ -128,6 +128,19 @@ def _llama(meta: Metadata) -> ModelConfig:
     )
 
 
+def _granite(meta: Metadata) -> ModelConfig:
+    """Granite, dense: Llama with factors."""
+    fields = _shared(meta)
+    return ModelConfig(
+        architecture="GraniteForCausalLM",
+        **fields,
+        embedding_multiplier=meta.number("embedding_scale", 1.0),
+        residual_multiplier=meta.number("residual_scale", 1.0),
+        logits_divisor=meta.number("logit_scale", 1.0),
+        rope=read_rope(meta, fields["head_dim"]),
+    )
+
+
 def _qwen2(meta: Metadata) -> ModelConfig:
     return _qwen(meta, architecture="Qwen2ForCausalLM")
 
@@ -265,6 +278,7 @@ ARCHITECTURES: dict[str, Callable[[Metadata], ModelConfig]] = {
     "gemma2": _gemma2,
     "gemma3": _gemma3,
     "gpt-oss": _gpt_oss,
+    "granite": _granite,
     "llama": _llama,
     "phi3": _phi3,
     "qwen2": _qwen2,

@@ -10,11 +10,11 @@ from typing import ClassVar
 from pelton.config.model import ModelConfig
 from pelton.layers.context import BuildContext
 from pelton.models.decoder import Decoder
-from pelton.models.llama_names import LLAMA_HF
+from pelton.models.llama_names import LLAMA_GGUF, LLAMA_HF
 
 
 class Granite(Decoder):
-    names: ClassVar = {"safetensors": LLAMA_HF, "dummy": LLAMA_HF}
+    names: ClassVar = {"safetensors": LLAMA_HF, "dummy": LLAMA_HF, "gguf": LLAMA_GGUF}
 
     def __init__(self, build: BuildContext, config: ModelConfig) -> None:
         super().__init__(build, config)

@@ -58,5 +58,5 @@ LLAMA_GGUF = NameRules(
     ignored=("rope_freqs.weight",),
 )
 
-# llama.cpp reorders rows for the architecture "llama" alone; all others rotate as they are.
+# llama.cpp reorders rows for "llama" and "granite" alone; all others' heads rotate as they are.
 GGUF_IN_ORDER = NameRules(rules=tuple(replace(rule, transform=None) for rule in LLAMA_GGUF.rules))

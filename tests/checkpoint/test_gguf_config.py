@@ -161,7 +161,7 @@ def test_keys_that_change_nothing(make):
     ("architecture", "nearest"), [("llama4", "llama"), ("qwen2vl", "qwen2"), ("gemma", "gemma[23]")]
 )
 def test_unknown_architecture(make, architecture, nearest):
-    known = "gemma2, gemma3, gpt-oss, .*llama, .*phi3, qwen2, qwen3, qwen3moe"
+    known = "gemma2, gemma3, gpt-oss, granite, llama, .*phi3, qwen2, qwen3, qwen3moe"
     says = rf"'{architecture}'.*Did you mean '{nearest}'.*Known: {known}"
     with pytest.raises(UnsupportedError, match=says):
         read_model_config(make(architecture=architecture))

@@ -62,6 +62,16 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gpt-oss": ("GptOss", {**EXPERTS, "sliding_window": 9}),
     "gpt-oss yarn": ("GptOss", {**EXPERTS, "rope_parameters": (*YARN, ("truncate", False))}),
+    "granite": (
+        "Granite",
+        {
+            "hidden_size": 64,
+            "attention_multiplier": 0.3,
+            "embedding_multiplier": 1.5,
+            "residual_multiplier": 0.5,
+            "logits_scaling": 2.0,
+        },
+    ),
     "phi3": ("Phi3", {"hidden_size": 64}),
     "phi3 partial": ("Phi3", {"hidden_size": 64, "rope_parameters": HALF, "sliding_window": 9}),
     "phi3 longrope": (
@@ -176,6 +186,7 @@ def test_every_architecture_is_here() -> None:
         "qwen3",
         "qwen3 moe",
         "gpt-oss yarn",
+        "granite",
         "phi3 partial",
         "phi3 longrope",
         "qwen2 yarn",

@@ -24,10 +24,15 @@ ARCHITECTURES = {
     "Qwen3ForCausalLM": gguf.MODEL_ARCH.QWEN3,
     "Qwen3MoeForCausalLM": gguf.MODEL_ARCH.QWEN3MOE,
     "GptOssForCausalLM": gguf.MODEL_ARCH.GPT_OSS,
+    "GraniteForCausalLM": gguf.MODEL_ARCH.GRANITE,
     "Phi3ForCausalLM": gguf.MODEL_ARCH.PHI3,
     "Gemma2ForCausalLM": gguf.MODEL_ARCH.GEMMA2,
     "Gemma3ForCausalLM": gguf.MODEL_ARCH.GEMMA3,
 }
+
+
+# Rows of queries and keys are reordered.
+LLAMA_LIKE = (gguf.MODEL_ARCH.LLAMA, gguf.MODEL_ARCH.GRANITE)
 
 
 @functools.cache
@@ -101,7 +106,7 @@ def _apart(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 def _values(arch: Any, config: dict[str, Any], name: str, tensor: np.ndarray) -> np.ndarray:
     if arch in (gguf.MODEL_ARCH.GEMMA2, gguf.MODEL_ARCH.GEMMA3) and name.endswith("norm.weight"):
         return tensor + 1
-    if arch == gguf.MODEL_ARCH.LLAMA and (".q_proj." in name or ".k_proj." in name):
+    if arch in LLAMA_LIKE and (".q_proj." in name or ".k_proj." in name):
         heads = len(tensor) // config["head_dim"]
         halves = tensor.reshape(heads, 2, config["head_dim"] // 2, *tensor.shape[1:])
         return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(tensor.shape))
@@ -159,7 +164,12 @@ def _write_keys(writer: gguf.GGUFWriter, arch: Any, config: dict[str, Any]) -> N
         writer.add_expert_count(config["num_local_experts"])
         writer.add_expert_used_count(config["num_experts_per_tok"])
         writer.add_expert_feed_forward_length(width)
-    if not gguf.MODEL_ARCH_NAMES[arch].startswith("qwen"):
+    if arch == gguf.MODEL_ARCH.GRANITE:
+        writer.add_attention_scale(config["attention_multiplier"])
+        writer.add_embedding_scale(config["embedding_multiplier"])
+        writer.add_residual_scale(config["residual_multiplier"])
+        writer.add_logit_scale(config["logits_scaling"])
+    elif not gguf.MODEL_ARCH_NAMES[arch].startswith("qwen"):
         writer.add_sliding_window(config.get("sliding_window") or 0)
     if arch == gguf.MODEL_ARCH.GEMMA3:
         kinds = [kind == "sliding_attention" for kind in config["layer_types"]]
