@@ -38,8 +38,8 @@ class NewBlockZeroing(StepParticipant):
 
     def add_request(self, row: NewRow) -> None:
         for blocks, block_size in zip(row.block_ids, self._block_sizes, strict=True):
-            assert row.num_computed_tokens % block_size == 0, "a hit ends where blocks of all end"
-            self._new.append(blocks[row.num_computed_tokens // block_size :])
+            # A block that is computed in part comes whole from where it was saved.
+            self._new.append(blocks[-(-row.num_computed_tokens // block_size) :])
 
     def append_blocks(self, append: BlockAppend) -> None:
         self._new.append(append.block_ids)

@@ -26,6 +26,8 @@ class EngineArgs:
     kv_cache_memory_bytes / num_gpu_blocks_override: the KV cache's size, given instead of measured.
     kv_cache_dtype: "auto" (the same as dtype) | "fp8" or "fp8_e4m3" | "fp8_e5m2" | "int8": a byte
         for each number, and a scale for each token's head.
+    kv_offloading_size: host memory, in GiB, for the KV of preempted requests that costs more to
+        compute again than to copy; None or 0 = all is computed again.
     attention_backend: a name from pelton/attention/table.py, or "auto".
     mamba_block_size: for models with recurrent layers: after how many tokens, each time, their
         state is kept, so that a later prompt that begins alike can start there; a multiple of
@@ -59,6 +61,7 @@ class EngineArgs:
     kv_cache_memory_bytes: int | None = None
     num_gpu_blocks_override: int | None = None
     kv_cache_dtype: str = "auto"
+    kv_offloading_size: float | None = None
     attention_backend: str = "auto"
     batch_invariant: bool = False
     num_threads: int | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -30,14 +31,40 @@ class SlotRef(NamedTuple):
     generation: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PageCopies:
+    """KV blocks and pages of host memory, pairwise; what one is copied to, the other tells.
+
+    block_ids, page_ids: [n], no page twice.
+    """
+
+    block_ids: Int32Array
+    page_ids: Int32Array
+
+    @staticmethod
+    def of(block_ids: Sequence[int], page_ids: Sequence[int]) -> PageCopies:
+        if not block_ids and not page_ids:
+            return NO_COPIES
+        return PageCopies(
+            block_ids=np.array(block_ids, np.int32), page_ids=np.array(page_ids, np.int32)
+        )
+
+    def __len__(self) -> int:
+        return len(self.block_ids)
+
+
+NO_COPIES = PageCopies(block_ids=np.zeros(0, np.int32), page_ids=np.zeros(0, np.int32))
+
+
 @dataclass(slots=True, kw_only=True)
 class NewRow:
     """A request that gets a row: new, or resumed after preemption (then it is new again).
 
     token_ids: [prefill_len], every token known on admission (a resumed request's earlier outputs
         included), so prompt_len <= prefill_len.
-    num_computed_tokens: tokens whose KV a prefix hit provides.
+    num_computed_tokens: tokens whose KV is there: a prefix hit's, or what `restores` brings.
     block_ids: one [num_blocks] array per KV group: the row's whole block table.
+    restores: copies from host pages to some of these blocks, before the step's forward pass.
     seed: of the request's noise, in [-2**63, 2**63).
     state_blocks: of the checkpoint that holds its recurrent state after num_computed_tokens tokens,
         to be read before anything else of the step; empty where there is none.
@@ -53,6 +80,7 @@ class NewRow:
     seed: int
     eos_token_ids: tuple[int, ...] = ()
     state_blocks: Int32Array = field(default_factory=lambda: NO_BLOCKS)
+    restores: PageCopies = NO_COPIES
 
     @property
     def prefill_len(self) -> int:
@@ -93,6 +121,7 @@ class StepPlan:
     bounds_are_exact: whether num_computed_bound is what the device holds.
     finished, preempted: rows freed since the last plan, sorted.
     state_saves: of scheduled rows; their blocks are nobody else's in this step.
+    offloads: copies of preempted rows' blocks to host pages, before anything is written to a block.
     """
 
     step: int
@@ -107,6 +136,7 @@ class StepPlan:
     finished: list[SlotRef] = field(default_factory=list)
     preempted: list[SlotRef] = field(default_factory=list)
     state_saves: list[StateSave] = field(default_factory=list)
+    offloads: PageCopies = NO_COPIES
 
     @property
     def num_rows(self) -> int:

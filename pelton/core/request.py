@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from pelton.config.params import SamplingParams
 from pelton.core.kv.block_pool import Block
+from pelton.core.kv.host_pages import SavedKV
 from pelton.core.plan import Int32Array, SlotRef
 from pelton.core.prompt_logprobs import PromptLogprobs
 from pelton.errors import RequestError
@@ -47,7 +48,8 @@ class Request:
     Counts, in tokens:
         num_tokens: known ones. prefill_len: those known at the last admission.
         num_computed_tokens: whose KV launched steps have computed if every draft is accepted, so
-            an upper bound; num_confirmed_tokens: by steps whose result has arrived.
+            an upper bound; num_confirmed_tokens: by steps whose result has arrived (while waiting:
+            in its last life).
         num_placeholders: outputs that launched steps may yield; num_in_flight_min: those that they
             yield at least (one per sampling step).
         num_cached_tokens: prompt tokens that the prefix cache provided at the first admission.
@@ -90,6 +92,7 @@ class Request:
         "prompt_len",
         "ref",
         "request_id",
+        "saved",
         "seed",
         "status",
         "stop_reason",
@@ -163,6 +166,9 @@ class Request:
         """Per KV group how many blocks, from the first, are in the prefix cache."""
         self.num_passed_blocks: list[int] = []
         """Per KV group how many blocks, from the first, its window has passed: given back."""
+        self.saved: SavedKV | None = None
+        """Host pages that hold its KV: from a preemption on until a step has shown that the next
+        life has it."""
         self.block_capacity = 0
         self.next_settle_length = 0
 

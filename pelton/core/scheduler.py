@@ -19,6 +19,7 @@ import numpy.typing as npt
 from pelton.config.cache import CacheConfig
 from pelton.config.scheduler import SchedulerConfig
 from pelton.core.kv.block_pool import block_ids
+from pelton.core.kv.host_pages import HostPages, MoveCosts
 from pelton.core.kv.manager import KVManager
 from pelton.core.kv.spec import KVGroup
 from pelton.core.plan import (
@@ -81,6 +82,9 @@ class SchedulerStats:
     num_scheduled_tokens includes drafts and recomputed tokens.
     num_drafts: rows that had drafts to verify; num_draft_tokens: their drafts; num_accepted_tokens:
     those that stood, so that acceptance length is 1 + num_accepted_tokens / num_drafts.
+    Of preempted requests' computed tokens, num_saved_tokens went to host memory; when they came
+    back, num_restored_tokens were copied from there, and num_recomputed_tokens were neither copied
+    nor hit.
     """
 
     num_running: int
@@ -97,6 +101,9 @@ class SchedulerStats:
     num_drafts: int
     num_draft_tokens: int
     num_accepted_tokens: int
+    num_saved_tokens: int = 0
+    num_restored_tokens: int = 0
+    num_recomputed_tokens: int = 0
 
 
 class Scheduler:
@@ -111,6 +118,7 @@ class Scheduler:
         max_model_len: prompt and output of a request together, in tokens.
         vocab_size: token ids are in [0, vocab_size).
         num_speculative_tokens: K, most drafts of a decoding row in each step.
+        move_costs: decide which preempted requests' KV goes to host pages, if there are any.
 
     Raises ConfigError for limits that cannot work.
     """
@@ -124,6 +132,7 @@ class Scheduler:
         max_model_len: int,
         vocab_size: int,
         num_speculative_tokens: int = 0,
+        move_costs: MoveCosts | None = None,
     ) -> None:
         for name, value, least in (
             ("max_num_seqs", config.max_num_seqs, 1),
@@ -143,7 +152,10 @@ class Scheduler:
         self._vocab_size = vocab_size
         self._num_drafts = num_speculative_tokens
         self._kv = KVManager(
-            groups, cache.num_blocks, enable_prefix_caching=cache.enable_prefix_caching
+            groups,
+            cache.num_blocks,
+            enable_prefix_caching=cache.enable_prefix_caching,
+            host=HostPages(cache.num_host_pages, move_costs or MoveCosts()),
         )
         # The last token of a sequence needs no KV. With this limit a request that is alone always
         # gets the blocks that it wants: it ends with "length" before it outgrows the pool.
@@ -167,6 +179,7 @@ class Scheduler:
         self._num_cache_queries = 0
         self._num_cache_hits = 0
         self._num_preemptions = 0
+        self._num_recomputed_tokens = 0
         self._num_errors = 0
         self._num_draft_rows = 0
         self._num_draft_tokens = 0
@@ -225,7 +238,11 @@ class Scheduler:
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached content; False, with nothing changed, while any block is in use."""
-        return self._kv.reset_prefix_cache()
+        if not self._kv.reset_prefix_cache():
+            return False
+        for request in self._waiting:
+            self._kv.forget_saved(request)
+        return True
 
     def has_unfinished(self) -> bool:
         return bool(self._requests)
@@ -261,6 +278,9 @@ class Scheduler:
             num_drafts=self._num_draft_rows,
             num_draft_tokens=self._num_draft_tokens,
             num_accepted_tokens=self._num_accepted_tokens,
+            num_saved_tokens=self._kv.host.num_saved_tokens,
+            num_restored_tokens=self._kv.host.num_restored_tokens,
+            num_recomputed_tokens=self._num_recomputed_tokens,
         )
 
     def schedule(self) -> StepPlan | None:
@@ -273,6 +293,7 @@ class Scheduler:
             return None
         plan = draft.to_plan(self._num_steps, self._finished_refs, self._preempted_refs)
         plan.state_saves = self._kv.checkpoint(draft.requests)
+        plan.offloads = self._kv.host.take_orders()
         self._finished_refs, self._preempted_refs = [], []
         self._num_steps += 1
         self._num_scheduled_tokens += self._max_num_batched_tokens - draft.budget
@@ -348,17 +369,18 @@ class Scheduler:
             if admission is None:
                 return
             del self._waiting[0]
-            num_hits = admission.num_hits
+            num_computed = request.num_computed_tokens
             request.status = RequestStatus.RUNNING
             request.prefill_len = request.num_tokens
             if not request.num_preemptions:
                 request.admitted_at = time.monotonic()
-            request.num_confirmed_tokens = num_hits
+            self._num_recomputed_tokens += max(request.num_confirmed_tokens - num_computed, 0)
+            request.num_confirmed_tokens = num_computed
             request.num_drafts_expected = self._num_drafts
             if request.num_preemptions == 0:
-                request.num_cached_tokens = num_hits
+                request.num_cached_tokens = admission.num_hits
             self._num_cache_queries += request.num_tokens
-            self._num_cache_hits += num_hits
+            self._num_cache_hits += admission.num_hits
             slot = self._free_slots.pop()
             self._generations[slot] += 1
             request.ref = SlotRef(slot, self._generations[slot])
@@ -370,15 +392,16 @@ class Scheduler:
                     request_id=request.request_id,
                     token_ids=request.known_token_ids,
                     prompt_len=request.prompt_len,
-                    num_computed_tokens=num_hits,
+                    num_computed_tokens=num_computed,
                     block_ids=tuple(block_ids(table) for table in request.blocks),
                     params=request.params,
                     seed=request.seed,
                     eos_token_ids=request.eos_token_ids,
                     state_blocks=admission.state_blocks,
+                    restores=admission.restores,
                 )
             )
-            want = request.num_tokens - num_hits
+            want = request.num_tokens - num_computed
             count = self._kv.chunk(request, min(want, self._long_prefill, draft.budget))
             draft.give(request, count, 0, samples=count == want)
 
@@ -464,7 +487,15 @@ class Scheduler:
             if awaited is not None:
                 updates[-1].prompt_logprobs = awaited.joined()
                 request.awaited_prompt_logprobs = None
+        self._release_restored(plan)
         return updates
+
+    def _release_restored(self, plan: StepPlan) -> None:
+        """The plan's step has ended: what was to be restored in it is where it should be."""
+        for row in plan.new_rows:
+            request = self._by_ref.get(row.ref)
+            if request is not None:
+                self._kv.forget_saved(request)
 
     def _append(self, request: Request, ids: list[int]) -> int:
         """Append a row's tokens up to one that stops the request; how many that were."""
@@ -524,10 +555,20 @@ class Scheduler:
         return f"the worker returned {num_sampled} tokens for it, which cannot be"
 
     def fail_step(self, plan: StepPlan, fault: Exception) -> list[RequestUpdate]:
-        """The oldest plan in flight could not be run: end every request in it with "error"."""
+        """The oldest plan in flight could not be run: end every request in it with "error".
+
+        Nobody knows which copies to and from host pages it has made. So none of the pages are
+        trusted, nor is a row that was restored from them in a step that has not ended.
+        """
         self._take_from_flight(plan)
         requests = [self._by_ref[ref] for ref in plan.refs if ref in self._by_ref]
-        return [self._fail(request, fault) for request in requests]
+        updates = [self._fail(request, fault) for request in requests]
+        for request in list(self._requests.values()):
+            if request.saved is not None:
+                self._kv.forget_saved(request)
+                if request.status is not RequestStatus.WAITING:
+                    self._preempt(request, is_trusted=False)
+        return updates
 
     def _take_from_flight(self, plan: StepPlan) -> None:
         if not self._in_flight or self._in_flight[0].step != plan.step:
@@ -565,16 +606,20 @@ class Scheduler:
         self._finished_refs.append(self._give_slot_back(request))
         request.status = RequestStatus.DRAINING
 
-    def _preempt(self, request: Request) -> None:
-        """Back to the queue, in its old place. Its cached blocks can be hit when it returns."""
-        remove(self._running, request)
-        ref = self._give_slot_back(request)
-        self._preempted_refs.append(ref)
-        del self._by_ref[ref]
+    def _preempt(self, request: Request, *, is_trusted: bool = True) -> None:
+        """Back to the queue, in its old place. Its cached blocks can be hit when it returns, and
+        what was saved of it is restored; nothing is saved of one that is not trusted."""
+        if request.status is RequestStatus.RUNNING:
+            remove(self._running, request)
+            self._preempted_refs.append(self._give_slot_back(request))
+        assert request.ref is not None
+        del self._by_ref[request.ref]
         request.ref = None
-        self._kv.release(request)
+        if is_trusted:
+            self._kv.preempt(request)
+        else:
+            self._kv.release(request)
         request.num_computed_tokens = 0
-        request.num_confirmed_tokens = 0
         request.num_placeholders = 0
         request.num_in_flight_min = 0
         request.num_preemptions += 1
@@ -608,7 +653,7 @@ class Scheduler:
         _check(slots == list(range(self._max_num_seqs)), f"slots are lost or doubled: {slots}")
         for request in live:
             self._check_counts(request)
-        self._kv.check(live)
+        self._kv.check(list(self._requests.values()))
 
     def _check_counts(self, request: Request) -> None:
         """The counts of a live request equal those of its rows in flight."""

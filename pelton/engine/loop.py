@@ -33,6 +33,7 @@ class EngineLoop:
             max_model_len=config.max_model_len,
             vocab_size=config.model.vocab_size,
             num_speculative_tokens=config.num_speculative_tokens,
+            move_costs=worker.move_costs,
         )
         self._worker = worker
         self._depth = config.scheduler.max_steps_in_flight

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from pelton.attention.backend import AttentionBackend
+from pelton.attention.offload import KVOffload
 from pelton.attention.table import BACKENDS
 from pelton.attention.zeroing import NewBlockZeroing
 from pelton.batch.block_tables import BlockTables
@@ -58,6 +59,7 @@ class Assembled:
     groups: tuple[KVGroup, ...]
     reserved_slot: int
     states: RecurrentStates
+    offload: KVOffload
 
 
 def attention_backend(config: EngineConfig) -> AttentionBackend:
@@ -94,6 +96,7 @@ def assemble(
     assert kept or not (has_states and config.cache.enable_prefix_caching), (
         "a prefix hit would begin without recurrent state"
     )
+    assert not has_states or not config.cache.num_host_pages, "no page would hold recurrent state"
     max_logprobs = min(config.max_logprobs, config.model.vocab_size)
 
     # Everything that is staged declares itself before the staging area gets its addresses.
@@ -129,6 +132,10 @@ def assemble(
     if kept:
         # Before whatever writes to blocks: a checkpoint that is read may have their next owner.
         participants.append(checkpoints)
+    # What is saved must be read before the next owner's blocks are zeroed.
+    offload = KVOffload(device, staging, config.cache.num_host_pages)
+    if config.cache.num_host_pages:
+        participants.append(offload)
     zeroing = NewBlockZeroing(device, staging, config.cache.num_blocks, tables.block_sizes)
     if backend.reads_past_end:
         participants.append(zeroing)
@@ -147,7 +154,9 @@ def assemble(
     participants.append(prompt_logprobs)
 
     kv = allocate_kv(device, backend, layers, config.cache.num_blocks)
-    zeroing.pools = [pool for pool in kv if len(pool)]
+    pools = [pool for pool in kv if len(pool)]
+    zeroing.pools = pools
+    offload.allocate(pools)
     states = RecurrentStates(device, layers, num_rows=rows.num_rows, num_drafts=num_drafts)
     if kept:
         checkpoints.connect(layers, kv, states)
@@ -217,7 +226,13 @@ def assemble(
         head=head,
         participants=participants,
     )
-    return Assembled(runner=runner, groups=groups, reserved_slot=rows.reserved_slot, states=states)
+    return Assembled(
+        runner=runner,
+        groups=groups,
+        reserved_slot=rows.reserved_slot,
+        states=states,
+        offload=offload,
+    )
 
 
 def _stage(device: Device, model: Model, place: PipelinePlace | None) -> Stage:

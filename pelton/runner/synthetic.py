@@ -6,6 +6,8 @@ go to the null block, and nobody reads what it samples.
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 
 from pelton.config.params import SamplingParams
@@ -40,6 +42,19 @@ def synthetic_plan(
         samples=np.ones(num_rows, np.bool_),
         new_rows=[row],
     )
+
+
+def time_prompt(runner: ModelRunner, reserved_slot: int, *, num_groups: int, length: int) -> float:
+    """Seconds that a prompt of `length` tokens takes, alone."""
+    plan = synthetic_plan(
+        reserved_slot,
+        query_lens=[length],
+        num_groups=num_groups,
+        params=SamplingParams(temperature=0.0),
+    )
+    started = time.perf_counter()
+    runner.finish(runner.start(plan)).collect()
+    return time.perf_counter() - started
 
 
 def warm_up(runner: ModelRunner, reserved_slot: int, *, num_groups: int, max_tokens: int) -> None:

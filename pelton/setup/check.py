@@ -19,7 +19,7 @@ from pelton.config.names import known_names
 from pelton.config.speculation import SpeculationConfig
 from pelton.core.policy import POLICIES
 from pelton.errors import ConfigError, UnsupportedError
-from pelton.setup.refusals import REFUSALS, REFUSED_DEVICES
+from pelton.setup.refusals import RECURRENT_OFFLOADING, REFUSALS, REFUSED_DEVICES
 from pelton.speculation.table import SPECULATORS
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -102,6 +102,8 @@ def check(args: EngineArgs) -> CheckedArgs:
     model = read_model_config(checkpoint, args.hf_overrides)
     _check_lengths(args, model)
     _check_mamba_block_size(args, model)
+    if args.kv_offloading_size and model.is_recurrent:
+        raise UnsupportedError(RECURRENT_OFFLOADING.format(value=args.kv_offloading_size))
     return CheckedArgs(
         args=args,
         checkpoint=checkpoint,
@@ -140,6 +142,14 @@ def _check_types(args: EngineArgs) -> None:
         type(share) not in (int, float) or not math.isfinite(share) or not 0 < share <= 1
     ):
         raise ConfigError(f"gpu_memory_utilization must be in (0, 1], got {share!r}.")
+    offloading: Any = args.kv_offloading_size
+    if offloading is not None and (
+        type(offloading) not in (int, float) or not math.isfinite(offloading) or offloading < 0
+    ):
+        raise ConfigError(
+            f"kv_offloading_size must be a number of GiB that is at least 0, or None, got "
+            f"{offloading!r}."
+        )
     overrides: Any = args.hf_overrides
     if not isinstance(overrides, Mapping) or not all(isinstance(key, str) for key in overrides):
         raise ConfigError(f"hf_overrides must be a dict with string keys, got {overrides!r}.")

@@ -48,5 +48,11 @@ REFUSALS: tuple[Refusal, ...] = (
     ),
 )
 
+# Of models with recurrent layers.
+RECURRENT_OFFLOADING = (
+    "kv_offloading_size={value!r} is not supported for a model with recurrent layers: their state "
+    "does not lie in the KV blocks that would be moved; leave it out."
+)
+
 # Devices that others run on and this version does not.
 REFUSED_DEVICES = ("mps", "xpu", "rocm", "hip", "npu", "tpu", "hpu", "neuron", "vulkan")

@@ -31,6 +31,7 @@ _STATES_SHARE = 0.5
 _LONG_PREFIX = 512
 _RESERVED_ROWS = 1
 _MIB = 2**20
+_GIB = 2**30
 
 
 def num_parameters(model: ModelConfig) -> int:
@@ -152,6 +153,7 @@ def resolve(checked: CheckedArgs, facts: DeviceFacts) -> EngineConfig:
             dtype=_kv_dtype(args, dtype),
             enable_prefix_caching=args.enable_prefix_caching,
             checkpoint_interval=_checkpoint_interval(args, model),
+            num_host_pages=_num_host_pages(checked, facts, dtype, num_blocks),
         ),
         scheduler=SchedulerConfig(
             max_num_seqs=max_num_seqs,
@@ -330,6 +332,31 @@ def _beside(checked: CheckedArgs, facts: DeviceFacts, dtype: str) -> str:
     return text
 
 
+def _num_host_pages(checked: CheckedArgs, facts: DeviceFacts, dtype: str, num_blocks: int) -> int:
+    """Blocks that kv_offloading_size holds. Raises ConfigError for less than one, and for more
+    than the host has free beside what the engine itself puts there."""
+    size = checked.args.kv_offloading_size
+    if not size:
+        return 0
+    kv_dtype = _kv_dtype(checked.args, dtype)
+    block = kv_block_bytes(checked.model, checked.args.block_size, kv_dtype)
+    free = facts.host_free_bytes
+    if free is None:
+        free = facts.free_bytes - _weight_bytes(checked, dtype) - num_blocks * block
+    if size * _GIB > free:
+        most = max(free, 0) * 1000 // _GIB / 1000
+        raise ConfigError(
+            f"kv_offloading_size={size} GiB is above the {most} GiB of host memory that are free "
+            f"beside the engine; lower it to {most} or less, or leave it out."
+        )
+    if size * _GIB < block:
+        raise ConfigError(
+            f"kv_offloading_size={size} GiB does not hold one KV block of {block} bytes; raise it, "
+            "or leave it out."
+        )
+    return int(size * _GIB) // block
+
+
 def _weight_bytes(checked: CheckedArgs, dtype: str) -> int:
     return num_parameters(checked.model) * _DTYPE_BYTES[dtype]
 
@@ -474,6 +501,17 @@ def full_length_requests(config: EngineConfig) -> int:
     return (cache.num_blocks - 1) // per_request
 
 
+def _offload_row(config: EngineConfig, block_bytes: int) -> dict[str, str]:
+    num_pages = config.cache.num_host_pages
+    if not num_pages:
+        return {}
+    num_tokens = num_pages // num_kv_groups(config.model) * config.cache.block_size
+    size = num_pages * block_bytes / _MIB
+    return {
+        "offload": f"{num_tokens} tokens of preempted requests in {size:.0f} MiB of host memory"
+    }
+
+
 def describe(config: EngineConfig) -> str:
     """A short table for the start of an engine."""
     model, cache, scheduler = config.model, config.cache, config.scheduler
@@ -493,6 +531,7 @@ def describe(config: EngineConfig) -> str:
         "prefixes": f"reused in multiples of {reusable_prefix(config)} tokens"
         if reusable_prefix(config)
         else "not reused",
+        **_offload_row(config, block),
         "a step": f"{scheduler.max_num_seqs} requests, {scheduler.max_num_batched_tokens} tokens, "
         f"{scheduler.max_steps_in_flight} in flight",
         "attention": config.attention_backend,

@@ -31,13 +31,15 @@ def _cuda_facts(index: int) -> DeviceFacts:
             "Use device='cpu'."
         )
     free, total = torch.cuda.mem_get_info(index)
+    host = cpu_facts()
     is_ampere = torch.cuda.get_device_capability(index) >= (8, 0)
     return DeviceFacts(
         kind="cuda",
         name=torch.cuda.get_device_name(index),
         total_bytes=total,
         free_bytes=free,
-        num_cores=cpu_facts().num_cores,
+        num_cores=host.num_cores,
         fast_bf16=is_ampere,
         fast_fp16=True,
+        host_free_bytes=host.free_bytes,
     )

@@ -12,6 +12,7 @@ from pelton.checkpoint.source import Checkpoint
 from pelton.config.engine import EngineConfig
 from pelton.core.descriptor import Descriptor
 from pelton.core.kv.groups import with_tables
+from pelton.core.kv.host_pages import MoveCosts
 from pelton.core.kv.spec import KVGroup
 from pelton.core.plan import StepPlan
 from pelton.device.protocol import Device
@@ -22,9 +23,12 @@ from pelton.models.protocol import Model
 from pelton.models.table import MODELS
 from pelton.runner.assemble import assemble, attention_backend
 from pelton.runner.heads.protocol import StepOutcome
-from pelton.runner.synthetic import warm_up
+from pelton.runner.synthetic import time_prompt, warm_up
 from pelton.weights.loader import load_weights
 from pelton.weights.source import open_source
+
+# Tokens: many enough that a step is bound by products, and not by the weights' way through memory.
+_TIMED_PROMPT = 256
 
 
 def make_device(config: EngineConfig) -> Device:
@@ -54,7 +58,8 @@ def load_model(config: EngineConfig, build: BuildContext, checkpoint: Checkpoint
 class Worker:
     """Owns a device's memory. `execute` queues a step and waits for nothing.
 
-    phases: seconds of each start phase, in order.
+    phases: seconds of each start phase, in order. move_costs: what it takes to move KV to host
+    memory and back; measured where that is done and they are not given.
     """
 
     def __init__(
@@ -64,6 +69,7 @@ class Worker:
         *,
         device: Device | None = None,
         choose: Callable[[Descriptor], Descriptor] = as_live,
+        move_costs: MoveCosts | None = None,
     ) -> None:
         self.phases: dict[str, float] = {}
         self.device = device or make_device(config)
@@ -85,13 +91,30 @@ class Worker:
             self._assembled = assemble(config, self.device, self.model, backend, choose=choose)
             self.phases["allocate"] = time.perf_counter() - started
             started = time.perf_counter()
+            max_tokens = min(config.scheduler.max_num_batched_tokens, config.max_model_len - 1)
             warm_up(
                 self._assembled.runner,
                 self._assembled.reserved_slot,
                 num_groups=len(with_tables(self.groups)),
-                max_tokens=min(config.scheduler.max_num_batched_tokens, config.max_model_len - 1),
+                max_tokens=max_tokens,
             )
             self.phases["warm up"] = time.perf_counter() - started
+            self.move_costs = move_costs or MoveCosts()
+            if config.cache.num_host_pages and move_costs is None:
+                started = time.perf_counter()
+                self.move_costs = self._measure_moves(min(_TIMED_PROMPT, max_tokens))
+                self.phases["time copies"] = time.perf_counter() - started
+
+    def _measure_moves(self, prompt_len: int) -> MoveCosts:
+        """What moving KV to host memory and back costs here, and what computing it costs."""
+        per_page, per_move = self._assembled.offload.measure()
+        seconds = time_prompt(
+            self._assembled.runner,
+            self._assembled.reserved_slot,
+            num_groups=len(with_tables(self.groups)),
+            length=prompt_len,
+        )
+        return MoveCosts(per_token=seconds / prompt_len, per_page=per_page, per_move=per_move)
 
     @property
     def groups(self) -> tuple[KVGroup, ...]:

@@ -14,10 +14,12 @@ import pytest
 from pelton.config.cache import CacheConfig
 from pelton.config.params import SamplingParams
 from pelton.config.scheduler import SchedulerConfig
+from pelton.core.kv.host_pages import MoveCosts
 from pelton.core.kv.spec import KVGroup
 from pelton.core.plan import OK, LogprobRows, SlotRef, StepPlan, StepResult
 from pelton.core.request import Request
 from pelton.core.scheduler import Scheduler
+from pelton.errors import RequestFailed
 
 VOCAB = 50
 
@@ -100,8 +102,13 @@ class ToyDevice:
     rows: dict[int, _Row] = field(default_factory=dict)
     faults: dict[tuple[str, int], int] = field(default_factory=dict)
     """(request id, index of the output) -> status."""
+    broken: set[int] = field(default_factory=set)
+    """Steps that fail: none of their copies and writes are what they should be."""
 
     def __post_init__(self) -> None:
+        self.is_broken = False
+        self.pages: dict[int, list[np.ndarray]] = {}
+        """Host pages: per page what a block held in every group's memory."""
         self.kv = [np.full((self.num_blocks, size), -7, np.int64) for size in self.block_sizes]
         # Per block what a checkpoint has there, and per row a ring of states, as the worker has.
         self.state_pages = [-7] * self.num_blocks
@@ -144,7 +151,17 @@ class ToyDevice:
                 self.state_pages[block] = state + i
 
     def run(self, plan: StepPlan) -> StepResult:
+        self.is_broken = plan.step in self.broken
+        result = self._run(plan)
+        self.is_broken = False
+        return result
+
+    def _run(self, plan: StepPlan) -> StepResult:
         self._load_states(plan)
+        assert len(set(plan.offloads.page_ids.tolist())) == len(plan.offloads)
+        for block, page in zip(plan.offloads.block_ids, plan.offloads.page_ids, strict=True):
+            assert block != 0
+            self.pages[int(page)] = [kv[block] + self.is_broken for kv in self.kv]
         for ref in plan.finished + plan.preempted:
             assert self.rows.pop(ref.slot).ref == ref
         for new in plan.new_rows:
@@ -155,7 +172,11 @@ class ToyDevice:
                 assert len(ids) == -(-new.prefill_len // size)
                 first = new.num_computed_tokens + 1 - (window or new.num_computed_tokens + 1)
                 assert (ids[max(first, 0) // size :] != 0).all(), "a visible block is missing"
-                self._clear(ids[new.num_computed_tokens // size :].tolist())
+                self._clear(ids[-(-new.num_computed_tokens // size) :].tolist())
+            for block, page in zip(new.restores.block_ids, new.restores.page_ids, strict=True):
+                assert any(block in ids for ids in new.block_ids)
+                for kv, saved in zip(self.kv, self.pages[int(page)], strict=True):
+                    kv[block] = saved + self.is_broken
             self.rows[new.ref.slot] = _Row(
                 new.ref,
                 new.request_id,
@@ -240,7 +261,7 @@ class ToyDevice:
         for kv, size, table in zip(self.kv, self.block_sizes, row.tables):
             block = table[position // size]
             assert block != 0
-            kv[block, position % size] = _code(token, position)
+            kv[block, position % size] = _code(token, position) + self.is_broken
 
     def _sample(self, row: _Row, position: int) -> int:
         totals = []
@@ -273,6 +294,8 @@ class ToyEngine:
         seed: int = 0,
         counts_drafts: bool = False,
         checkpoints: tuple[int, int] | None = None,
+        host_pages: int = 0,
+        move_costs: MoveCosts | None = None,
     ) -> None:
         """checkpoints: interval in tokens and blocks of each, for a model with recurrent layers."""
         self.rows, self.budget, self.depth = rows, budget, depth
@@ -312,11 +335,13 @@ class ToyEngine:
                 num_blocks=num_blocks,
                 dtype="float32",
                 enable_prefix_caching=prefix_caching,
+                num_host_pages=host_pages,
             ),
             groups,
             max_model_len=max_model_len,
             vocab_size=VOCAB,
             num_speculative_tokens=num_drafts,
+            move_costs=move_costs,
         )
         self.device = ToyDevice(
             block_sizes,
@@ -368,6 +393,10 @@ class ToyEngine:
 
     def land(self):
         plan, result = self.in_flight.popleft()
+        if plan.step in self.device.broken:
+            updates = self.scheduler.fail_step(plan, RequestFailed("the step failed"))
+            self.book(updates, None)
+            return updates
         updates = self.scheduler.update(plan, result)
         self.book(updates, result)
         return updates
@@ -379,7 +408,8 @@ class ToyEngine:
             assert request_id not in self.ended, "an update after the end"
             assert update.new_token_ids.dtype == np.int32
             assert len(update.new_token_ids) or update.finish_reason == "error"
-            assert update.last_row - update.first_row == len(update.new_token_ids)
+            if result is not None:
+                assert update.last_row - update.first_row == len(update.new_token_ids)
             if result is not None and result.logprobs is not None:
                 assert update.last_row <= result.logprobs.offsets[-1]
             self.outputs[request_id] += update.new_token_ids.tolist()
@@ -406,6 +436,7 @@ class ToyEngine:
         self.drain(max_ticks)
         assert self.scheduler.num_running == self.scheduler.num_waiting == 0
         assert self.scheduler.stats.kv_usage == 0.0
+        assert self.scheduler._kv.host.num_free == self.scheduler._kv.host.num_pages
         assert self.scheduler.reset_prefix_cache()
         self.scheduler.check_integrity()
 

@@ -30,6 +30,8 @@ engines = st.fixed_dictionaries(
         "checkpoints": st.sampled_from([None, (6, 1), (12, 2), (12, 5)]),
         "max_model_len": st.sampled_from([24, 25, 40]),
         "seed": st.integers(0, 99),
+        # Too few for some requests, enough for most, for all.
+        "host_pages": st.sampled_from([0, 3, 12, 80]),
     }
 )
 # Few different prompts, so that prefixes are shared.
@@ -60,9 +62,10 @@ actions = st.lists(
 
 def make(toy_engine, options):
     """The engine; a single group has the first of the windows. Checkpoints of an interval that is
-    no multiple of the block sizes are found where both end."""
+    no multiple of the block sizes are found where both end; with them there are no host pages."""
     windows = options["windows"] and options["windows"][: len(options["block_sizes"])]
-    return toy_engine(**options | {"windows": windows})
+    host_pages = 0 if options["checkpoints"] else options["host_pages"]
+    return toy_engine(**options | {"windows": windows, "host_pages": host_pages})
 
 
 def play(engine, moves) -> set[str]:
@@ -161,4 +164,35 @@ def test_faults_hurt_only_their_request(toy_engine, options, moves, faults):
     aborted = play(engine, moves)
     bad = {name for name, reason in engine.ended.items() if reason == "error"}
     assert bad <= {f"r{number}" for number, _, _ in faults}
+    assert_alone_or(engine, options, aborted | bad)
+
+
+@SETTINGS
+@given(
+    options=engines,
+    moves=actions,
+    chaos=st.integers(0, 1000),
+    broken=st.sets(st.integers(0, 40), max_size=4),
+)
+def test_failed_steps_hurt_only_their_requests(toy_engine, options, moves, chaos, broken):
+    """What such a step copied to host pages and back is not used; everybody is preempted often."""
+    options |= {"num_blocks": 48, "host_pages": 80}
+    engine = make(toy_engine, options)
+    engine.device.broken = broken
+    rng = random.Random(chaos)
+    launch, left = engine.launch, [40]
+
+    def launch_and_preempt():
+        plan = launch()
+        if left[0] and engine.requests:
+            left[0] -= 1
+            engine.scheduler.preempt(f"r{rng.randrange(len(engine.requests))}")
+            engine.scheduler.check_integrity()
+        return plan
+
+    engine.launch = launch_and_preempt
+    aborted = play(engine, moves)
+    bad = {name for name, reason in engine.ended.items() if reason == "error"}
+    in_broken = {ref for plan in engine.plans if plan.step in broken for ref in plan.refs}
+    assert len(bad) <= len(in_broken)
     assert_alone_or(engine, options, aborted | bad)

@@ -190,3 +190,18 @@ def test_how_often_state_is_kept(changes, says):
     with pytest.raises(ConfigError, match=says):
         check(EngineArgs(model=folder, **changes))
     assert check(EngineArgs(model=folder, mamba_block_size=32)).model.is_recurrent
+
+
+@pytest.mark.parametrize("value", [-1, -0.5, float("nan"), float("inf"), "4", True])
+def test_offloading_sizes(args, value):
+    with pytest.raises(ConfigError, match="kv_offloading_size must be a number of GiB"):
+        check(replace(args, kv_offloading_size=value))
+
+
+def test_offloading_is_refused_with_recurrent_layers(args):
+    """Their state does not lie in blocks. 0 is off."""
+    check(replace(args, kv_offloading_size=0.5))
+    folder = str(tiny_model("GraniteMoeHybrid", **GRANITE))
+    with pytest.raises(UnsupportedError, match="is not supported for a model with recurrent"):
+        check(EngineArgs(model=folder, kv_offloading_size=0.5))
+    check(EngineArgs(model=folder, kv_offloading_size=0))

@@ -438,3 +438,36 @@ def test_prefixes_that_are_hardly_ever_shared_are_warned_of(checked):
         assert ("not reused" in describe(config)) != fits
         if warning is not None:
             assert f"takes {PAGES} blocks, and the KV cache has {PAGES - 1}" in warning
+
+
+def test_host_pages(checked):
+    """GiB of blocks, quantised ones too; more than is free beside the engine is refused."""
+    block = kv_block_bytes(MODEL, 16, "float32")
+    assert resolve(checked(), FACTS).cache.num_host_pages == 0
+    assert resolve(checked(kv_offloading_size=0), FACTS).cache.num_host_pages == 0
+    config = resolve(checked(kv_offloading_size=0.25), FACTS)
+    assert config.cache.num_host_pages == 2**28 // block
+    assert f"{2**28 // block * 16} tokens of preempted requests in 256 MiB" in describe(config)
+    assert "offload" not in describe(resolve(checked(), FACTS))
+    small = resolve(checked(kv_offloading_size=0.25, kv_cache_dtype="int8"), FACTS)
+    assert small.cache.num_host_pages > 2 * config.cache.num_host_pages
+    with pytest.raises(ConfigError, match=r"kv_offloading_size=8 GiB is above the 7\.\d+ GiB"):
+        resolve(checked(kv_offloading_size=8, num_gpu_blocks_override=20), FACTS)
+    with pytest.raises(ConfigError, match=f"does not hold one KV block of {block} bytes"):
+        resolve(checked(kv_offloading_size=1e-6), FACTS)
+
+
+def test_the_advised_size_of_host_memory_works(checked):
+    given = {"num_gpu_blocks_override": 20}
+    with pytest.raises(ConfigError) as caught:
+        resolve(checked(kv_offloading_size=99, **given), FACTS)
+    (advised,) = re.findall(r"lower it to ([\d.]+) or less", str(caught.value))
+    assert resolve(checked(kv_offloading_size=float(advised), **given), FACTS).cache.num_host_pages
+
+
+def test_host_memory_beside_a_gpu(checked):
+    facts = replace(FACTS, kind="cuda", host_free_bytes=2**30)
+    config = resolve(checked(kv_offloading_size=1), facts)
+    assert config.cache.num_host_pages == 2**30 // kv_block_bytes(MODEL, 16, config.cache.dtype)
+    with pytest.raises(ConfigError, match=r"above the 1\.0 GiB of host memory"):
+        resolve(checked(kv_offloading_size=1.1), facts)

@@ -19,6 +19,7 @@ from pelton.config.engine import EngineConfig
 from pelton.config.params import SamplingParams
 from pelton.config.scheduler import SchedulerConfig
 from pelton.core.descriptor import Descriptor
+from pelton.core.kv.host_pages import MoveCosts
 from pelton.core.request import Request
 from pelton.device.cpu import CPUDevice
 from pelton.device.cuda import CUDADevice
@@ -104,6 +105,7 @@ def make_config(folder: Path, **changes: Any) -> EngineConfig:
         dtype=changes.pop("kv_dtype", changes.get("dtype", "float32")),
         enable_prefix_caching=caching,
         checkpoint_interval=interval if model.is_recurrent and caching else 0,
+        num_host_pages=changes.pop("num_host_pages", 0),
     )
     config = EngineConfig(
         model=model,
@@ -158,7 +160,13 @@ class TinyEngine:
         self.config = make_config(folder, **changes)
         extra = {} if choose is None else {"choose": choose}
         self.device = make_device(device)
-        self.worker = Worker(self.config, checkpoint_of(folder), device=self.device, **extra)
+        self.worker = Worker(
+            self.config,
+            checkpoint_of(folder),
+            device=self.device,
+            move_costs=MoveCosts(),  # whatever fits the host pages is moved, on any machine
+            **extra,
+        )
         self.loop = EngineLoop(self.config, self.worker)
         self.outcomes: dict[str, Outcome] = {}
         self._next = 0

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pelton.core.kv.block_pool import Block, BlockPool, block_ids
 from pelton.core.kv.checkpoints import Checkpoints
 from pelton.core.kv.groups import smallest_reusable_prefix, with_tables
+from pelton.core.kv.host_pages import HostPages, MoveCosts
 from pelton.core.kv.prefix_cache import ROOT_HASH, PrefixCache
 from pelton.core.kv.request_hashes import extend_hashes, hash_of
 from pelton.core.kv.spec import KVGroup
-from pelton.core.plan import BlockAppend, Int32Array, StateSave
+from pelton.core.plan import NO_COPIES, BlockAppend, Int32Array, PageCopies, StateSave
 from pelton.core.request import Request
 from pelton.errors import ConfigError, IntegrityError, UnsupportedError
 
@@ -23,10 +24,12 @@ _NEVER = 2**62
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
     """num_hits: tokens that the prefix cache provides. state_blocks: of the checkpoint of recurrent
-    state after these; empty if nothing is hit, or there is no such state."""
+    state after these; empty if nothing is hit, or there is no such state. restores: what host pages
+    provide beside."""
 
     num_hits: int
     state_blocks: Int32Array
+    restores: PageCopies = NO_COPIES
 
 
 class KVManager:
@@ -39,14 +42,24 @@ class KVManager:
     back, and the null block stands in their place. No plan says so: a device that has computed no
     fewer tokens than are confirmed here leaves those entries out by itself (ops/build_inputs).
 
+    A preempted request's KV may be saved to host pages (core/kv/host_pages.py), cached blocks and
+    all: one of them may be evicted before the request returns, and then what was saved behind it
+    would be worth nothing. What is still cached when it returns is not copied back.
+
     group_hits: per group the tokens that it alone would have provided on admissions; the hit of a
     request is the longest prefix that all groups have, so the smallest of these is to blame.
 
-    Raises ConfigError without groups, UnsupportedError for a kind of group that is not served.
+    Raises ConfigError without groups, UnsupportedError for a kind of group that is not served, and
+    for host pages beside recurrent layers.
     """
 
     def __init__(
-        self, groups: Sequence[KVGroup], num_blocks: int, *, enable_prefix_caching: bool
+        self,
+        groups: Sequence[KVGroup],
+        num_blocks: int,
+        *,
+        enable_prefix_caching: bool,
+        host: HostPages | None = None,
     ) -> None:
         if not groups:
             raise ConfigError("At least one KV group is needed, got none.")
@@ -69,6 +82,9 @@ class KVManager:
         self._enable_caching = enable_prefix_caching
         states = [group for group in groups if not group.has_table] if enable_prefix_caching else []
         self._checkpoints = Checkpoints(self._pool, self._cache, states[0] if states else None)
+        self.host = host or HostPages(0, MoveCosts())
+        if self.host.num_pages and len(tabled) < len(groups):
+            raise UnsupportedError("Host pages hold no recurrent state.")
 
     @property
     def num_usable(self) -> int:
@@ -92,35 +108,64 @@ class KVManager:
     def admit(self, request: Request) -> Admission | None:
         """Give a request blocks for all its known tokens, the cached prefix first.
 
-        On success `request.num_computed_tokens` is the length of the hit: a multiple of every
-        block size and at most request.max_prefix_hit. On failure (None: too few free blocks)
-        nothing has changed.
+        On success `request.num_computed_tokens` is at most request.max_prefix_hit: the length of
+        the hit, a multiple of every block size; or all that was saved of the request, if that is
+        more. On failure (None: too few free blocks) nothing has changed.
 
         A window group, too, gets blocks for every token that is to be computed, and gives them back
         as the window passes: so a prompt never has to wait, or to preempt, half-way.
         """
         alone = self._hits_alone(request)
-        length = self._common_hit(request, alone)
+        length = num_hits = self._common_hit(request, alone)
+        saved = request.saved
+        if saved is not None and num_hits < saved.num_tokens <= request.max_prefix_hit:
+            length = saved.num_tokens
         first = self._num_passed(length)
         hits = [self._hit_blocks(request, group, i, length) for group, i in enumerate(first)]
-        num_new = [-(-request.num_tokens // size) - length // size for size in self.block_sizes]
+        num_new = [
+            -(-request.num_tokens // size) - passed - len(found)
+            for size, passed, found in zip(self.block_sizes, first, hits)
+        ]
+        assert length > num_hits or all(
+            (passed + len(found)) * size == length
+            for size, passed, found in zip(self.block_sizes, first, hits)
+        ), "a hit that was just found"
         idle_hits = sum(block.ref_count == 0 for found in hits for block in found)
         if sum(num_new) > self._num_available - idle_hits:
             return None
         for found in hits:
             self._pool.touch(found)
-        state_blocks = block_ids(self._checkpoints.find(request, length))
+        state_blocks = block_ids(self._checkpoints.find(request, num_hits))
         request.blocks = [
             [self._pool.null] * passed + found + self._take(count)
             for passed, found, count in zip(first, hits, num_new)
         ]
-        request.num_cached_blocks = [length // size for size in self.block_sizes]
+        request.num_cached_blocks = [passed + len(found) for passed, found in zip(first, hits)]
         request.num_passed_blocks = first
         request.num_computed_tokens = length
         for group, hit in enumerate(alone):
             self.group_hits[group] += hit
         self._measure(request)
-        return Admission(num_hits=length, state_blocks=state_blocks)
+        if length == num_hits:
+            self.forget_saved(request)
+            return Admission(num_hits=num_hits, state_blocks=state_blocks)
+        self.host.num_restored_tokens += length - num_hits
+        return Admission(
+            num_hits=num_hits, state_blocks=state_blocks, restores=self._restores(request)
+        )
+
+    def _restores(self, request: Request) -> PageCopies:
+        """From its pages into the blocks that are not hits."""
+        blocks: list[int] = []
+        pages: list[int] = []
+        saved = request.saved
+        assert saved is not None
+        for table, hits, start, own in zip(
+            request.blocks, request.num_cached_blocks, saved.first, saved.pages
+        ):
+            blocks += [block.block_id for block in table[hits : start + len(own)]]
+            pages += own[hits - start :]
+        return PageCopies.of(blocks, pages)
 
     def chunk(self, request: Request, num_tokens: int) -> int:
         """How many of a request's next `num_tokens` known tokens a step should compute: fewer where
@@ -183,8 +228,39 @@ class KVManager:
                 request.num_passed_blocks[group] = passed
         self._measure(request)
 
+    def preempt(self, request: Request) -> None:
+        """Take a request's blocks back, and save what they hold to host pages if that pays.
+
+        What counts as held are confirmed tokens. If none of the life's steps has ended the pages
+        that it was to be restored from are what is sure.
+        """
+        if request.saved is None and request.num_confirmed_tokens:
+            tables = [
+                [
+                    block.block_id
+                    for block in table[passed : -(-request.num_confirmed_tokens // size)]
+                ]
+                for table, passed, size in zip(
+                    request.blocks, request.num_passed_blocks, self.block_sizes
+                )
+            ]
+            request.saved = self.host.save(
+                request.num_confirmed_tokens, request.num_passed_blocks, tables
+            )
+        self._release_blocks(request)
+
+    def forget_saved(self, request: Request) -> None:
+        """Its host pages are of no use any more, or cannot be trusted."""
+        if request.saved is not None:
+            self.host.forget(request.saved)
+            request.saved = None
+
     def release(self, request: Request) -> None:
-        """Take a request's blocks back. What is cached of them can still be hit."""
+        """Take a request's blocks back, and its host pages. What is cached can still be hit."""
+        self.forget_saved(request)
+        self._release_blocks(request)
+
+    def _release_blocks(self, request: Request) -> None:
         self._checkpoints.drop(request)
         for table, passed in zip(request.blocks, request.num_passed_blocks):
             self._pool.release(reversed(table[passed:]))
@@ -261,12 +337,14 @@ class KVManager:
         return end * size
 
     def _hit_blocks(self, request: Request, group: int, first: int, length: int) -> list[Block]:
-        """The cached blocks from table index `first` up to token `length`."""
-        last = length // self.block_sizes[group]
-        found = []
-        for i in range(first, last):
-            block = self._cache.get((group, request.block_hashes[group][i]))
-            assert block is not None, "a hit that was just found"
+        """The cached blocks from table index `first` up to token `length`, until one is missing."""
+        found: list[Block] = []
+        if not self._enable_caching:
+            return found
+        for block_hash in request.block_hashes[group][first : length // self.block_sizes[group]]:
+            block = self._cache.get((group, block_hash))
+            if block is None:
+                break
             found.append(block)
         return found
 
@@ -308,8 +386,10 @@ class KVManager:
             request, min(lengths, default=_NEVER)
         )
 
-    def check(self, requests: Iterable[Request]) -> None:
-        """Raise IntegrityError unless pool, cache and the tables of `requests` agree."""
+    def check(self, requests: Sequence[Request]) -> None:
+        """Raise IntegrityError unless pool, cache, host pages and tables agree. requests: all that
+        are unfinished."""
+        self.host.check([request.saved for request in requests if request.saved is not None])
         free = self._pool.free_blocks()
         uses: Counter[int] = Counter()
         owners: dict[int, int] = {}
