@@ -49,6 +49,7 @@ class SafetensorsSource:
                     )
                 self._tensors[name] = path, tensor
             self._maps[path] = map_file(path)
+        self._last: tuple[tuple[str, int, int, int], torch.Tensor] | None = None
         self._scales = {
             name: name.removesuffix(_BLOCKS) + _SCALES
             for name, (_, tensor) in self._tensors.items()
@@ -106,9 +107,14 @@ class SafetensorsSource:
         shape = self.shape(name)
         blocks = self._data(name).view(self._tensors[name][1].shape)
         scales = self._data(self._scales[name]).view(blocks.shape[:-1])
-        if dim < len(shape) - 1:
-            return dequantise(blocks.narrow(dim, start, size), scales.narrow(dim, start, size))
-        return dequantise(blocks, scales).narrow(dim, start, size)
+        if dim == len(shape) - 1:
+            return dequantise(blocks, scales).narrow(dim, start, size)
+        # Several parts of an expert are read from its matrix, one after the other.
+        asked = name, dim, start, size
+        if self._last is None or self._last[0] != asked:
+            cut = (t.narrow(dim, start, size) for t in (blocks, scales))
+            self._last = asked, dequantise(*cut)
+        return self._last[1]
 
     def _data(self, name: str) -> torch.Tensor:
         """The tensor's bytes, [n] uint8."""

@@ -7,12 +7,13 @@ gate_up_bias [E, 2 * I], down_bias [E, H] where the signature has them. All of o
 Routing: logits = x @ router.T (+ bias). The top_k largest are chosen; of equal ones the expert
 with the lower index. Weights are the softmax over the chosen logits (normalise_chosen), which is
 the same as a softmax over all experts whose chosen values are divided by their sum; or else the
-softmax over all experts, as it is. Computed in float32 (float64 for float64), as is the sum.
+softmax over all experts, as it is. All of it is computed in float32 (float64 for float64), as is
+the sum: rounded logits would be near ties, and every kernel would choose otherwise.
 
 An expert: silu(gate) * up, then down. With a swiglu_limit l: gate is cut off above l, up outside
 -l..l, and the product is (up + 1) * gate * sigmoid(swiglu_alpha * gate).
 
-Tolerance against float64, once the same experts are chosen: 1e-5 in float32, 2e-2 in bfloat16.
+Tolerance against float64, where the same experts are chosen: 1e-5 in float32, 2e-2 in bfloat16.
 Sources: arXiv 1701.06538 (sparse experts); arXiv 2401.04088 (softmax over the chosen); the clamped
 activation: OpenAI's gpt-oss model card, arXiv 2508.10925.
 """
@@ -67,13 +68,15 @@ def _takes_any(signature: MoESignature) -> str | None:
     return "its sums depend on the number of rows" if signature.batch_invariant else None
 
 
-def _takes_all(signature: MoESignature) -> str | None:
-    return None
+def _takes_invariant(signature: MoESignature) -> str | None:
+    return None if signature.batch_invariant else "only for batch_invariant=True (slower)"
 
 
+# Without a grouped product, launches count on a GPU: few tokens touch few experts, many touch all.
 CANDIDATES = (
     Candidate("grouped", "pelton.ops.moe.grouped:moe", _takes_grouped),
     Candidate("sorted", "pelton.ops.moe.by_expert:moe", _takes_sorted),
-    Candidate("tiled", "pelton.ops.moe.tiled:moe", _takes_all),
+    Candidate("tiled", "pelton.ops.moe.tiled:moe", _takes_any, max_rows=16),
     Candidate("reference", "pelton.ops.moe.reference:moe", _takes_any),
+    Candidate("tiled", "pelton.ops.moe.tiled:moe", _takes_invariant),
 )

@@ -4,10 +4,9 @@ counts on the host, so it is for the CPU."""
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
 from pelton.ops.moe import MoESignature
-from pelton.ops.moe.reference import activate, route
+from pelton.ops.moe.reference import activate, precise_router, route
 from pelton.ops.registry import Kernel
 
 
@@ -22,9 +21,10 @@ def moe(
 ) -> Kernel:
     accumulate = torch.promote_types(signature.dtype, torch.float32)
     top_k, num_experts = signature.top_k, signature.num_experts
+    logits_of = precise_router(signature, router, router_bias)
 
     def kernel(x: torch.Tensor, out: torch.Tensor) -> None:
-        weights, experts = route(signature, F.linear(x, router, router_bias))
+        weights, experts = route(signature, logits_of(x))
         order = experts.flatten().argsort(stable=True)
         tokens, weights = order // top_k, weights.flatten()[order, None]
         counts = experts.flatten().bincount(minlength=num_experts).tolist()

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from pelton.ops.moe import MoESignature
-from pelton.ops.moe.reference import activate, route
+from pelton.ops.moe.reference import activate, precise_router, route
 from pelton.ops.registry import Kernel
 
 
@@ -21,11 +21,12 @@ def moe(
     down_bias: torch.Tensor | None = None,
 ) -> Kernel:
     gate_up_t, down_t = gate_up.transpose(1, 2), down.transpose(1, 2)
+    logits_of = precise_router(signature, router, router_bias)
 
     def kernel(x: torch.Tensor, out: torch.Tensor) -> None:
         if x.shape[0] == 0:
             return
-        weights, experts = route(signature, F.linear(x, router, router_bias))
+        weights, experts = route(signature, logits_of(x))
         sorted_experts, order = experts.flatten().sort(stable=True)
         every = torch.arange(signature.num_experts, device=x.device)
         ends = torch.searchsorted(sorted_experts, every, right=True, out_int32=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 
@@ -10,14 +12,23 @@ from pelton.ops.registry import Kernel
 
 
 def route(signature: MoESignature, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """logits: [T, E] -> weights [T, top_k], float32 at least, and experts [T, top_k] int64."""
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    """logits: [T, E] -> weights [T, top_k], of the same type, and experts [T, top_k] int64."""
     # topk breaks ties as it likes, by the number of rows too.
     values, experts = logits.sort(dim=-1, descending=True, stable=True)
     values, experts = values[:, : signature.top_k], experts[:, : signature.top_k]
     if signature.normalise_chosen:
         return values.softmax(-1), experts
     return (values - logits.logsumexp(-1, keepdim=True)).exp(), experts
+
+
+def precise_router(
+    signature: MoESignature, router: torch.Tensor, router_bias: torch.Tensor | None
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """x [T, H] -> logits [T, E], in float32 at least."""
+    accumulate = torch.promote_types(signature.dtype, torch.float32)
+    weight = router.to(accumulate)
+    bias = None if router_bias is None else router_bias.to(accumulate)
+    return lambda x: F.linear(x.to(accumulate), weight, bias)
 
 
 def activate(signature: MoESignature, gate_up: torch.Tensor) -> torch.Tensor:
@@ -40,9 +51,10 @@ def moe(
     down_bias: torch.Tensor | None = None,
 ) -> Kernel:
     accumulate = torch.promote_types(signature.dtype, torch.float32)
+    logits_of = precise_router(signature, router, router_bias)
 
     def kernel(x: torch.Tensor, out: torch.Tensor) -> None:
-        weights, experts = route(signature, F.linear(x, router, router_bias))
+        weights, experts = route(signature, logits_of(x))
         total = x.new_zeros(x.shape, dtype=accumulate)
         for expert in range(signature.num_experts):
             inner = F.linear(

@@ -26,13 +26,14 @@ def moe(
 ) -> Kernel:
     accumulate = torch.promote_types(signature.dtype, torch.float32)
     looks = signature.device_type == "cpu"
+    router_t = router.to(accumulate).t()
 
     def kernel(x: torch.Tensor, out: torch.Tensor) -> None:
         num_tokens = x.shape[0]
         if num_tokens == 0:
             return
-        logits = x.new_empty((num_tokens, signature.num_experts))
-        tiled_product(x, router.t(), logits)
+        logits = x.new_empty((num_tokens, signature.num_experts), dtype=accumulate)
+        tiled_product(x.to(accumulate), router_t, logits)
         if router_bias is not None:
             logits += router_bias
         weights, experts = route(signature, logits)
