@@ -13,7 +13,8 @@ def _layers_elements(c: ModelConfig) -> int:
     use the same."""
     attention = (2 * c.num_heads + 2 * c.num_kv_heads) * c.head_dim * c.hidden_size
     dense = 3 * c.hidden_size * c.intermediate_size
-    sparse = 3 * c.hidden_size * c.moe_intermediate_size * c.experts_per_token
+    used = c.moe_intermediate_size * c.experts_per_token + c.shared_intermediate_size
+    sparse = 3 * c.hidden_size * used
     router = c.num_experts * c.hidden_size
     mlps = (sparse + router if c.is_sparse(i) else dense for i in range(c.num_layers))
     recurrent = 0

@@ -101,7 +101,9 @@ class ModelConfig:
     num_experts: of a sparse layer's feed-forward network, of which a token uses experts_per_token,
         each moe_intermediate_size wide; 0 = all layers are dense. sparse_layers: per layer, () =
         all. norm_topk_prob: the weights of a token's experts sum to one. router_bias, expert_bias:
-        of their products. swiglu_limit, swiglu_alpha: of the experts' clamped activation (ops/moe).
+        of their products. shared_intermediate_size: of a network that all tokens go through beside
+        their experts; 0 = none. swiglu_limit, swiglu_alpha: of the experts' clamped activation
+        (ops/moe).
     """
 
     architecture: str
@@ -134,6 +136,7 @@ class ModelConfig:
     num_experts: int = 0
     experts_per_token: int = 0
     moe_intermediate_size: int = 0
+    shared_intermediate_size: int = 0
     sparse_layers: tuple[bool, ...] = ()
     norm_topk_prob: bool = False
     router_bias: bool = False

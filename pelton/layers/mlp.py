@@ -12,10 +12,13 @@ _ACTIVATIONS: dict[str, Activation] = {"silu": "silu_mul", "gelu_pytorch_tanh": 
 
 
 class GatedMLP:
-    """norm, gate and up products, act(gate) * up, down product into the residual stream."""
+    """norm, gate and up products, act(gate) * up, down product into the residual stream.
 
-    def __init__(self, build: BuildContext, config: ModelConfig) -> None:
-        hidden, width = config.hidden_size, config.intermediate_size
+    width: of the inner layer, config.intermediate_size if it is None.
+    """
+
+    def __init__(self, build: BuildContext, config: ModelConfig, width: int | None = None) -> None:
+        hidden, width = config.hidden_size, width or config.intermediate_size
         gate = shard((width, hidden), build.rank, build.size)
         up = shard((width, hidden), build.rank, build.size, dst_start=gate.dst_size)
         self.gate_up = NormLinear(
@@ -27,6 +30,7 @@ class GatedMLP:
             activation=_ACTIVATIONS[config.hidden_act],
         )
         self.gate_up_width = self.gate_up.out_features
+        self.norm = self.gate_up.norm
         self.down = LinearAdd(
             build,
             width,

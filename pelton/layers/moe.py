@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from pelton.config.model import ModelConfig
 from pelton.layers.context import BuildContext, StepContext
 from pelton.layers.linear import vector
+from pelton.layers.mlp import GatedMLP
 from pelton.layers.parameter import Parameter, Part, PartName, shard, whole
 from pelton.ops import moe
 from pelton.ops.moe import MoESignature
@@ -98,18 +99,27 @@ class Experts:
 
 
 class SparseMLP:
-    """norm, router and experts into the residual stream."""
+    """norm, router and experts into the residual stream.
+
+    With a network that all tokens share, both read the same norm of the same hidden states.
+    """
 
     def __init__(self, build: BuildContext, config: ModelConfig) -> None:
         assert not config.post_norms, "no family has both"
-        self.norm = vector(build, config.hidden_size)
         self.experts = Experts(build, config)
+        self.shared: GatedMLP | None = None
         self.gate_up_width = 0  # how wide a token's experts are, the op alone knows
+        if config.shared_intermediate_size:
+            self.shared = GatedMLP(build, config, config.shared_intermediate_size)
+            self.gate_up_width = self.shared.gate_up_width
+        self.norm = vector(build, config.hidden_size) if self.shared is None else self.shared.norm
         self._norm_eps = config.rms_norm_eps
         self._multiplier = config.residual_multiplier
 
     def bind(self) -> None:
         self.experts.bind()
+        if self.shared is not None:
+            self.shared.bind()
 
     def run(self, ctx: StepContext) -> None:
         hidden = ctx.buffers.hidden
@@ -117,10 +127,14 @@ class SparseMLP:
         partial = torch.empty_like(hidden)
         self.experts.run(normed, partial)
         ctx.communicator.all_reduce(partial)
+        if self.shared is not None:
+            self.shared.run(ctx)
         hidden.add_(partial, alpha=self._multiplier)
 
     def parameters(self, prefix: str) -> dict[str, Parameter]:
+        shared = {} if self.shared is None else self.shared.parameters(prefix)
         return {
             f"{prefix}.post_norm.weight": self.norm,
+            **shared,
             **self.experts.parameters(f"{prefix}.experts"),
         }

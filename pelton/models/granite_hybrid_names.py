@@ -7,7 +7,8 @@ from pelton.models.llama_names import LLAMA_HF
 
 _LAYER = "model.layers.{i}"
 _MAMBA = f"{_LAYER}.mamba"
-_OURS = "layers.{i}.mamba"
+_MOE = f"{_LAYER}.block_sparse_moe"
+_OURS, _EXPERTS = "layers.{i}.mamba", "layers.{i}.experts"
 _PROJECTED = ("gate", "x", "B", "C", "dt")
 
 GRANITE_HYBRID_HF = NameRules(
@@ -19,6 +20,13 @@ GRANITE_HYBRID_HF = NameRules(
             ("gate", "up"),
         ),
         Rule(f"{_LAYER}.shared_mlp.output_linear.weight", "layers.{i}.down.weight"),
+        # As published; and as transformers 5 has them in memory.
+        Rule(f"{_MOE}.router.layer.weight", f"{_EXPERTS}.router.weight"),
+        Rule(f"{_MOE}.input_linear.weight", f"{_EXPERTS}.gate_up.weight", ("gate.{e}", "up.{e}")),
+        Rule(f"{_MOE}.output_linear.weight", f"{_EXPERTS}.down.weight", "{e}"),
+        Rule(f"{_MOE}.router.weight", f"{_EXPERTS}.router.weight"),
+        Rule(f"{_MOE}.experts.gate_up_proj", f"{_EXPERTS}.gate_up.weight", ("gate.{e}", "up.{e}")),
+        Rule(f"{_MOE}.experts.down_proj", f"{_EXPERTS}.down.weight", "{e}"),
         Rule(f"{_MAMBA}.in_proj.weight", f"{_OURS}.project.weight", _PROJECTED),
         Rule(f"{_MAMBA}.in_proj.bias", f"{_OURS}.project.bias", _PROJECTED),
         Rule(f"{_MAMBA}.conv1d.weight", f"{_OURS}.conv.weight", _PROJECTED[1:4]),

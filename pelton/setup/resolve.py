@@ -74,7 +74,8 @@ def _mlp_parameters(model: ModelConfig, is_sparse: bool) -> int:
         return 3 * hidden * inner + model.mlp_bias * (2 * inner + hidden)
     inner = model.moe_intermediate_size
     expert = 3 * hidden * inner + model.expert_bias * (2 * inner + hidden)
-    return model.num_experts * (expert + hidden + model.router_bias)
+    shared = 3 * hidden * model.shared_intermediate_size
+    return model.num_experts * (expert + hidden + model.router_bias) + shared
 
 
 def kv_layers(
@@ -279,6 +280,10 @@ def _refuse_large_steps(
     num_logits = min(max_num_seqs * (1 + num_drafts), max_tokens)
     is_dense = not all(model.is_sparse(index) for index in range(model.num_layers))
     widths = model.hidden_size + attention + 3 * model.intermediate_size * is_dense
+    widths += 3 * model.shared_intermediate_size
+    if model.mamba2 is not None:
+        mamba = model.mamba2
+        widths += mamba.projected_size + mamba.conv_channels + mamba.inner_size
     step = (max_tokens * widths + num_logits * model.vocab_size) * _DTYPE_BYTES[dtype]
     if weights <= facts.total_bytes < step + weights:
         raise ConfigError(

@@ -33,7 +33,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Gemma2ForCausalLM": ("Gemma2", {**GEMMA, "attn_logit_softcapping": 2.0}),
     "Gemma3ForCausalLM": ("Gemma3Text", {**GEMMA, "sliding_window": 9, "layer_types": LAYERS}),
     "GraniteForCausalLM": ("Granite", {"attention_multiplier": 0.25}),
-    "GraniteMoeHybridForCausalLM": ("GraniteMoeHybrid", GRANITE),
+    "GraniteMoeHybridForCausalLM": (
+        "GraniteMoeHybrid",
+        {**GRANITE, "num_local_experts": 5, "intermediate_size": 20},
+    ),
     "MinistralForCausalLM": ("Ministral", {"sliding_window": 9, "layer_types": LAYERS}),
     "MistralForCausalLM": ("Mistral", {"sliding_window": 9}),
     "Phi3ForCausalLM": ("Phi3", {"hidden_size": 64, "rope_parameters": HALF}),

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from support.families import BACKENDS, check_against_transformers, tiny_model
-from support.tiny import checkpoint_of, make_config, make_device
+from support.tiny import TinyEngine, checkpoint_of, make_config, make_device, prompts_of
 
 from pelton.errors import CheckpointError, UnsupportedError
 from pelton.setup.resolve import num_parameters
@@ -33,6 +33,7 @@ HYBRID: dict[str, Any] = {
     "mamba_d_state": 8,
     "attention_multiplier": 0.25,
 }
+EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 20}
 ROPE = (("rope_type", "default"), ("rope_theta", 500.0))
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "dense": ("Granite", {}),
@@ -61,6 +62,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "GraniteMoeHybrid",
         {**HYBRID, "mamba_d_head": "auto", "mamba_n_heads": 12, "mamba_expand": 3},
     ),
+    "hybrid experts": ("GraniteMoeHybrid", {**HYBRID, **EXPERTS}),
+    "hybrid experts factors": ("GraniteMoeHybrid", {**HYBRID, **EXPERTS, **FACTORS}),
     "all attention": (
         "GraniteMoeHybrid",
         {**HYBRID, "layer_types": ("full_attention",) * 3, "position_embedding_type": "rope"},
@@ -75,7 +78,9 @@ def test_logits_and_greedy_tokens_equal_transformers(variant, backend):
     check_against_transformers(tiny_model(family, **overrides), backend)
 
 
-@pytest.mark.parametrize("variant", ["hybrid", "hybrid biases", "hybrid no conv bias", "dense"])
+@pytest.mark.parametrize(
+    "variant", ["hybrid", "hybrid experts", "hybrid biases", "hybrid no conv bias", "dense"]
+)
 def test_number_of_parameters_equals_transformers(variant):
     family, overrides = VARIANTS[variant]
     folder = tiny_model(family, **overrides)
@@ -122,6 +127,7 @@ def test_names_of_published_files_mean_the_same(tmp_path):
         ({"time_step_limit": [2.0, 1.0]}, CheckpointError, "two numbers"),
         ({"normalization_function": "layernorm"}, UnsupportedError, "normalization_function"),
         ({"hidden_act": "gelu"}, UnsupportedError, "hidden_act"),
+        ({"num_local_experts": 1}, CheckpointError, "at most num_local_experts=1"),
     ],
 )
 def test_what_is_refused(changes, error, text, tmp_path):
@@ -129,9 +135,28 @@ def test_what_is_refused(changes, error, text, tmp_path):
         make_config(changed(tmp_path, **changes))
 
 
+def test_experts_in_stacks_are_the_same(tmp_path):
+    """As transformers 5 has them in memory."""
+    folder = tiny_model("GraniteMoeHybrid", **{**HYBRID, **EXPERTS})
+    tensors = load_file(folder / "model.safetensors")
+    names = {
+        "input_linear.weight": "experts.gate_up_proj",
+        "output_linear.weight": "experts.down_proj",
+        "router.layer.weight": "router.weight",
+    }
+    for layer in range(3):
+        for old, new in names.items():
+            at = f"model.layers.{layer}.block_sparse_moe"
+            tensors[f"{at}.{new}"] = tensors.pop(f"{at}.{old}")
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    prompts = prompts_of([1, 9])
+    assert TinyEngine(tmp_path).generate(prompts) == TinyEngine(folder).generate(prompts)
+
+
 def test_without_weights():
     """Random ones of the right shapes, for every kind of layer."""
-    folder = tiny_model("GraniteMoeHybrid", **HYBRID)
+    folder = tiny_model("GraniteMoeHybrid", **{**HYBRID, **EXPERTS})
     checkpoint = replace(checkpoint_of(folder), load_format="dummy")
     worker = Worker(make_config(folder), checkpoint, device=make_device("cpu"))
     for name, parameter in worker.model.parameters().items():

@@ -38,15 +38,11 @@ def read_granite(config: ConfigReader, dtype: str) -> ModelConfig:
 
 
 def read_granite_hybrid(config: ConfigReader, dtype: str) -> ModelConfig:
-    if config.integer("num_local_experts", 8, low=0) != 0:
-        raise UnsupportedError(
-            f"{config.where}: num_local_experts={config.get('num_local_experts')} is not supported "
-            "for this family; it must be 0."
-        )
     config.require("normalization_function", "rmsnorm")
     config.require("mlp_bias", False)
     sizes = dimensions(config)
-    sizes["intermediate_size"] = config.integer("shared_intermediate_size", 1024)
+    shared_size = config.integer("shared_intermediate_size", 1024)
+    expert_size, sizes["intermediate_size"] = sizes["intermediate_size"], shared_size
     kinds = _layer_kinds(config, sizes["num_layers"])
     config.require("position_embedding_type", "rope", "nope")
     has_rope = config.get("position_embedding_type") == "rope"
@@ -60,6 +56,7 @@ def read_granite_hybrid(config: ConfigReader, dtype: str) -> ModelConfig:
         mlp_bias=False,
         layer_kinds=kinds,
         mamba2=_mamba2(config, sizes["hidden_size"]) if kinds else None,
+        **_experts(config, expert_size, shared_size),
     )
 
 
@@ -78,6 +75,24 @@ def _shared(config: ConfigReader, dtype: str) -> dict[str, Any]:
         "residual_multiplier": config.number("residual_multiplier", 1.0),
         "logits_divisor": config.number("logits_scaling", 1.0),
         "checkpoint_dtype": dtype,
+    }
+
+
+def _experts(config: ConfigReader, expert_size: int, shared_size: int) -> dict[str, Any]:
+    """Fields of sparse layers, as all of them are, or as none is."""
+    num_experts = config.integer("num_local_experts", 8, low=0)
+    if num_experts == 0:
+        return {}
+    per_token = config.integer("num_experts_per_tok", 2)
+    if per_token > num_experts:
+        raise config.wrong("num_experts_per_tok", f"at most num_local_experts={num_experts}")
+    return {
+        "num_experts": num_experts,
+        "experts_per_token": per_token,
+        "moe_intermediate_size": expert_size,
+        "shared_intermediate_size": shared_size,
+        # Weights are the softmax over the logits of the chosen.
+        "norm_topk_prob": True,
     }
 
 
