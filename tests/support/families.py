@@ -12,6 +12,7 @@ import torch
 from support.tiny import VOCAB, TinyEngine, oracle_greedy, oracle_logits, prompts_of
 
 from pelton.config.params import SamplingParams
+from pelton.core.kv.groups import with_tables
 from pelton.core.plan import NewRow, SlotRef, StepPlan
 
 BACKENDS = {
@@ -75,7 +76,7 @@ def engine_logits(engine: TinyEngine, ids: list[int]) -> torch.Tensor:
     """[len(ids), V]: one prefill step, the head applied to every token's hidden state."""
     assembled = engine.worker._assembled
     num_blocks = -(-len(ids) // 4)
-    num_groups = len(assembled.groups)
+    num_groups = len(with_tables(assembled.groups))
     assert num_groups * num_blocks < engine.config.cache.num_blocks
     ref = SlotRef(0, 1)
     plan = StepPlan(
