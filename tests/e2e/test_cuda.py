@@ -8,6 +8,7 @@ from support.families import tiny_model
 from support.tiny import TinyEngine, oracle_greedy, prompts_of, tiny_llama
 
 from pelton.config.params import SamplingParams
+from pelton.config.speculation import SpeculationConfig
 
 pytestmark = pytest.mark.gpu
 
@@ -85,6 +86,53 @@ def test_experts_do_not_wait_for_the_device(family, dtype, kernels):
     engine = TinyEngine(folder, device="cuda", dtype=dtype)
     assert engine.worker.model.layers[0].mlp.experts.kernel.names == kernels
     names = [engine.add(prompt) for prompt in prompts_of([5, 40, 90])]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        outcomes = engine.run()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert all(outcomes[name].error is None for name in names)
+
+
+HYBRID = {
+    "num_hidden_layers": 3,
+    "layer_types": ("linear_attention", "full_attention", "linear_attention"),
+    "num_local_experts": 0,
+    "mamba_n_heads": 6,
+    "mamba_d_head": 16,
+    "mamba_d_state": 8,
+    "attention_multiplier": 0.25,
+}
+
+
+@pytest.mark.parametrize("backend", ["torch", "invariant"])
+@pytest.mark.parametrize("depth", [1, 3])
+def test_recurrent_layers_greedy_tokens_equal_transformers(backend, depth):
+    folder = tiny_model("GraniteMoeHybrid", **HYBRID)
+    engine = TinyEngine(
+        folder,
+        device="cuda",
+        attention_backend=backend,
+        batch_invariant=backend == "invariant",
+        max_steps_in_flight=depth,
+    )
+    prompts = prompts_of([1, 7, 30, 16, 17, 90], seed=5)
+    assert engine.generate(prompts) == [oracle_greedy(folder, p, 12) for p in prompts]
+
+
+@pytest.mark.parametrize("num_drafts", [0, 3])
+def test_recurrent_layers_do_not_wait_for_the_device(num_drafts):
+    speculation = SpeculationConfig()
+    if num_drafts:
+        speculation = SpeculationConfig(
+            method="ngram",
+            num_speculative_tokens=num_drafts,
+            prompt_lookup_min=1,
+            prompt_lookup_max=3,
+        )
+    folder = tiny_model("GraniteMoeHybrid", **HYBRID)
+    engine = TinyEngine(folder, device="cuda", speculation=speculation)
+    names = [engine.add(prompt * 2) for prompt in prompts_of([5, 20, 45])]
     torch.cuda.set_sync_debug_mode("error")
     try:
         outcomes = engine.run()
