@@ -62,6 +62,20 @@ class SpeculationOptions(BenchOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class OffloadingOptions(BenchOptions):
+    """Long prompts in a small pool, with kv_offloading_size and without, in turns.
+
+    num_prompts: requests.
+    input_len: prompt length of each, in tokens.
+    output_len: tokens made for each.
+    """
+
+    num_prompts: int = 6
+    input_len: int = 1024
+    output_len: int = 16
+
+
+@dataclass(frozen=True, kw_only=True)
 class ThroughputOptions(BenchOptions):
     """Many requests at once; the scheduler decides how many run together (the baseline runs all
     as one batch).

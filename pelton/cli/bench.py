@@ -1,4 +1,4 @@
-"""`pelton bench latency|throughput|speculation`: flags here, measuring in pelton/bench."""
+"""`pelton bench KIND`: flags here, measuring in pelton/bench."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from pelton.bench.options import LatencyOptions, SpeculationOptions, ThroughputOptions
+from pelton.bench.options import (
+    LatencyOptions,
+    OffloadingOptions,
+    SpeculationOptions,
+    ThroughputOptions,
+)
 from pelton.cli.flags import Parser, add_fields, did_you_mean, field_names, given
 from pelton.cli.generate import ENGINE_FIELDS, add_model
 from pelton.config.engine import EngineArgs
@@ -21,6 +26,11 @@ KINDS: dict[str, tuple[type[Any], str, str]] = {
         SpeculationOptions,
         "pelton.bench.speculation:run",
         "one answer to a text, with drafts and without",
+    ),
+    "offloading": (
+        OffloadingOptions,
+        "pelton.bench.offloading:run",
+        "preempted requests, with host memory for their KV and without",
     ),
 }
 
