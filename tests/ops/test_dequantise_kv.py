@@ -3,9 +3,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from support.codes import CODES, decoded
+from support.codes import CODES, code_values, decoded
 
 from pelton.ops.dequantise_kv import dequantise_kv
+from pelton.ops.dequantise_kv.half import dequantise_fp8
 from pelton.ops.quantise_kv import quantise_kv
 
 with_each_code = pytest.mark.parametrize("code", CODES)
@@ -58,6 +59,27 @@ def test_zero_bytes_are_zeros_and_a_bad_scale_is_nan(dtype, code):
     out = dequantise_kv(rows, 2, 8, CODES[code], dtype)
     assert (out[0] == 0).all()
     assert out[1].isnan().all()
+
+
+@pytest.mark.parametrize("code", ["float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str
+)
+def test_through_float16_bit_for_bit(dtype, code):
+    """Every finite code with many scales; one of NaN too."""
+    table = code_values(CODES[code])
+    finite = torch.arange(256, dtype=torch.uint8)[torch.from_numpy(~np.isnan(table))]
+    finite = finite[: len(finite) // 2 * 2]
+    scales = torch.tensor([1.0, 3.14, 1e-20, 7e-6, 1e-4, 0.0, 100.0, torch.nan]).bfloat16()
+    rows = torch.cat(
+        [finite.expand(8, -1), scales[:, None].expand(8, 2).contiguous().view(torch.uint8)], 1
+    )
+    for given in (rows.view(2, 4, -1), rows[3], rows[:0]):
+        args = given, 1, len(finite) // 2, CODES[code], dtype
+        expected, found = dequantise_kv(*args), dequantise_fp8(*args)
+        assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+        assert torch.equal(found.nan_to_num(7.5), expected.nan_to_num(7.5))
+        assert torch.equal(found.isnan(), expected.isnan())
 
 
 @with_each_code

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 
 from pelton.ops.dequantise_kv import dequantise_kv
+from pelton.ops.dequantise_kv.half import dequantise_fp8
 from pelton.ops.paged_attention import AttentionSignature
 from pelton.ops.quantise_kv import quantise_kv
 
@@ -30,4 +31,6 @@ def reader(
     num_kv_heads, head_dim, codes = signature.num_kv_heads, signature.head_dim, signature.kv_codes
     if codes is None:
         return lambda slots: slots.to(dtype)
-    return lambda slots: dequantise_kv(slots, num_kv_heads, head_dim, codes, dtype)
+    is_slow = signature.device_type == "cpu" and codes.is_floating_point
+    dequantise = dequantise_fp8 if is_slow else dequantise_kv
+    return lambda slots: dequantise(slots, num_kv_heads, head_dim, codes, dtype)
