@@ -23,8 +23,8 @@ def dequantise_fp8(
     out = rows.new_empty((*rows.shape[:-1], 2, num_kv_heads, head_dim), dtype=dtype)
     size = max(1, _NUMBERS // num_codes)
     for some, into in zip(
-        rows.view(-1, rows.shape[-1]).split(size),
-        out.view(-1, 2 * num_kv_heads, head_dim).split(size),
+        torch.split(rows.view(-1, rows.shape[-1]), size),
+        torch.split(out.view(-1, 2 * num_kv_heads, head_dim), size),
         strict=True,
     ):
         bits = some[:, :num_codes].view(torch.int8).to(torch.int16).mul_(2**places)
