@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.families import BACKENDS, check_against_transformers, tiny_model
 from support.tiny import TinyEngine, make_config, oracle_greedy, prompts_of
+from transformers import GptOssConfig
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from pelton.errors import CheckpointError, UnsupportedError
@@ -41,6 +42,8 @@ VARIANTS = {
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_logits_and_greedy_tokens_equal_transformers(variant, backend):
+    if variant == "limit" and not hasattr(GptOssConfig(), "swiglu_limit"):
+        pytest.skip("this transformers knows the limit 7 only")
     check_against_transformers(tiny_model("GptOss", **{**BASE, **VARIANTS[variant]}), backend)
 
 

@@ -34,8 +34,9 @@ def test_no_byte_beyond_what_is_given(level, tmp_path):
     command = [COMPILER, *options, *sanitizers, *level.options, f"-I{SOURCES}"]
     command += [str(Path(__file__).parent / "check.c"), *units, "-o", str(program), "-lm"]
     subprocess.run(command, check=True, timeout=120)
-    # Threads of the pool are never joined, and what they hold is no leak.
-    environment = {**os.environ, "ASAN_OPTIONS": "detect_leaks=0"}
+    # Threads of the pool are never joined, and what they hold is no leak. The stack that finds uses
+    # after a return is not aligned for vectors of 64 bytes.
+    environment = {**os.environ, "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0"}
     done = subprocess.run(
         [str(program)], capture_output=True, text=True, timeout=300, env=environment
     )
