@@ -5,10 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 from support.families import tiny_model
-from support.tiny import TinyEngine, oracle_greedy, prompts_of, tiny_llama
+from support.tiny import (
+    TinyEngine,
+    checkpoint_of,
+    make_config,
+    oracle_greedy,
+    prompts_of,
+    tiny_llama,
+)
 
 from pelton.config.params import SamplingParams
 from pelton.config.speculation import SpeculationConfig
+from pelton.device.cuda import CUDADevice
+from pelton.worker.worker import Worker
 
 pytestmark = pytest.mark.gpu
 
@@ -49,6 +58,44 @@ def test_no_step_waits_for_the_device():
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert all(outcomes[name].error is None for name in names)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_preempted_requests_go_to_pinned_memory_and_back(depth):
+    """And no launch waits for a copy."""
+    prompts = prompts_of([37, 30, 21], seed=5)
+    engine = TinyEngine(
+        tiny_llama(),
+        device="cuda",
+        max_steps_in_flight=depth,
+        enable_prefix_caching=False,
+        num_host_pages=40,
+    )
+    names = [engine.add(prompt) for prompt in prompts]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for count in range(200):
+            if not engine.loop.has_work():
+                break
+            engine.step()
+            if count % 7 == 6:
+                for name in names:
+                    engine.loop.scheduler.preempt(name)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    for name, prompt in zip(names, prompts):
+        assert engine.outcomes[name].token_ids == oracle_greedy(tiny_llama(), prompt, 12)
+    stats = engine.loop.scheduler.stats
+    assert stats.num_restored_tokens > 50
+    assert stats.num_recomputed_tokens == 0
+
+
+def test_what_moving_costs():
+    """Copies are worth it on this device, by its own measure."""
+    config = make_config(tiny_llama(), num_host_pages=40)
+    costs = Worker(config, checkpoint_of(tiny_llama()), device=CUDADevice()).move_costs
+    assert costs.per_token > 0
+    assert 0 < costs.per_page + costs.per_move < 1
 
 
 def test_seeded_tokens_equal_the_cpu():
