@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from support.codes import CODES
+from support.families import tiny_model
 from support.plain import greedy, plain_tokens
 from support.tiny import checkpoint_of, make_config, make_device, prompts_of, tiny_llama
 
@@ -20,7 +21,7 @@ from pelton.device.cpu import CPUDevice
 from pelton.errors import ConfigError
 from pelton.forward.in_flight import Final
 from pelton.layers.context import BuildContext, OneRank
-from pelton.models.llama import Llama
+from pelton.models.decoder import Decoder
 from pelton.runner.assemble import assemble, attention_backend
 from pelton.worker.worker import load_model
 
@@ -82,7 +83,7 @@ def run_ranks(size: int, work: Callable[[ThreadRank], Any]) -> list[Any]:
     return results
 
 
-def build_rank(config: EngineConfig, rank: int, size: int) -> tuple[Llama, Any]:
+def build_rank(config: EngineConfig, rank: int, size: int) -> tuple[Decoder, Any]:
     backend = attention_backend(config)
     build = BuildContext(
         device=torch.device("cpu"),
@@ -95,7 +96,7 @@ def build_rank(config: EngineConfig, rank: int, size: int) -> tuple[Llama, Any]:
     )
     with torch.inference_mode():
         model = load_model(config, build, checkpoint_of(CASES_FOLDER[config.model.vocab_size]))
-    assert isinstance(model, Llama)
+    assert isinstance(model, Decoder)
     return model, backend
 
 
@@ -110,6 +111,18 @@ CASES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 4,
     },
     "odd vocabulary": {"vocab_size": 997},
+    "experts": {
+        "family": "Qwen3Moe",
+        "moe_intermediate_size": 20,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+    },
+    "experts, biases and sinks": {
+        "family": "GptOss",
+        "num_local_experts": 6,
+        "num_experts_per_tok": 2,
+        "swiglu_limit": 0.5,
+    },
 }
 
 
@@ -172,7 +185,9 @@ def forward(
 
 
 def config_of(case: str, **changes: Any) -> EngineConfig:
-    folder = tiny_llama(**CASES[case])
+    values = dict(CASES[case])
+    family = values.pop("family", None)
+    folder = tiny_model(family, **values) if family else tiny_llama(**values)
     config = make_config(folder, **changes)
     CASES_FOLDER[config.model.vocab_size] = folder
     return config
