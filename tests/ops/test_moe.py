@@ -154,6 +154,21 @@ def test_a_spoilt_token_hurts_itself_alone(name):
     assert out[5].isnan().all()
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_what_another_expert_makes_of_a_token_does_not_matter(name):
+    """The first token, which would overflow in an expert that others use."""
+    signature = replace(PLAIN, num_experts=3, top_k=1)
+    weights = weights_of(signature)
+    weights["down"][2] *= 1e30
+    x = torch.randn(21, signature.hidden_size)
+    x[0] = weights["router"][0] * 1e10
+    kernel = kernel_of(name, signature, weights)
+    alone, out = run(kernel, x[:1]), run(kernel, x)
+    assert torch.isfinite(alone).all()
+    assert out[1:].abs().max() > 1e30
+    torch.testing.assert_close(out[:1], alone)
+
+
 @pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("looks", [True, False])
