@@ -145,12 +145,14 @@ def test_leaving_a_stream_ends_the_request(n):
             async for _ in llm.generate("some words", params(None, n=n), request_id="r"):
                 pass
 
-        task = asyncio.create_task(consume())
-        await asyncio.sleep(0.05)
-        assert engine_of(llm).num_open == n
-        task.cancel()
-        await asyncio.wait([task])
-        assert is_empty(llm)
+        for paused in (False, True):  # with tokens and before any
+            engine_of(llm).paused = paused
+            task = asyncio.create_task(consume())
+            await asyncio.sleep(0.05)
+            assert engine_of(llm).num_open == n
+            task.cancel()
+            await asyncio.wait([task])
+            assert is_empty(llm)
 
     run(main)
 
@@ -233,6 +235,24 @@ def test_a_fault_of_one_request(kind):
             await task
         (output,), _ = await witness
         assert len(output.token_ids) == 60
+        assert is_empty(llm)
+
+    run(main)
+
+
+def test_a_failed_answer_takes_the_others_along():
+    """At once, whether anybody fetches deltas or not."""
+
+    async def main() -> None:
+        scripts = iter([[5, 6, -1], [5] * 10**6])
+        llm = scripted_llm(lambda request: next(scripts))
+        stream = llm.generate("x", params(None, n=2), request_id="r")
+        await anext(stream)
+        while engine_of(llm).num_open:
+            await asyncio.sleep(0)
+        with pytest.raises(RequestFailed, match="-1"):
+            async for _ in stream:
+                pass
         assert is_empty(llm)
 
     run(main)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +196,61 @@ def test_the_parent_is_killed(phase, tmp_path):
     assert driver.wait(60) == -signal.SIGKILL
     wait_until_gone(int(pid), Path(sockets))
     assert list(tmp_path.iterdir()) == []
+
+
+def rss(pid: int) -> int:
+    """Bytes."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.parametrize("count", [200, pytest.param(10_000, marks=pytest.mark.long)])
+def test_cancelled_requests_leave_nothing(count):
+    """Case 32: prompts of thousands of tokens, each left after 0 to 20 ms, half of them n=3."""
+
+    async def main() -> None:
+        llm = await AsyncLLM.start(
+            args(
+                hf_overrides={"max_position_embeddings": 8192},
+                max_model_len=8192,
+                num_gpu_blocks_override=4000,
+                max_num_batched_tokens=512,
+            )
+        )
+        pids = [os.getpid(), process_of(llm).pid]
+        rng = random.Random(7)
+        prompt = [rng.randrange(3, 300) for _ in range(5000)]
+
+        async def one(index: int) -> None:
+            params = seeded(None, n=rng.choice([1, 3]))
+            # Other prompts, or else all but the first would be prefix hits.
+            ids = [rng.randrange(3, 300), *prompt]
+            with suppress(asyncio.TimeoutError):
+                async with asyncio.timeout(rng.uniform(0, 0.02)):
+                    async for _ in llm.generate(ids, params, request_id=f"r{index}"):
+                        pass
+
+        async def some(first: int, last: int) -> None:
+            for start in range(first, last, 20):
+                await asyncio.gather(*(one(i) for i in range(start, min(start + 20, last))))
+            while llm.stats().scheduler.num_running or llm.stats().scheduler.num_waiting:
+                await asyncio.sleep(0.01)
+
+        await some(0, 100)
+        before = [rss(pid) for pid in pids]
+        await some(100, count)
+        after = [rss(pid) for pid in pids]
+        assert not llm._streams
+        assert not llm._answers
+        assert not llm._silent
+        assert llm.stats().scheduler.kv_usage == 0
+        assert await llm.reset_prefix_cache()  # every block is free
+        (output,), _ = await collect(llm, "after", greedy(), prompt=TEXTS[0])
+        assert len(output.token_ids) == 12
+        for now, then in zip(after, before, strict=True):
+            assert now - then < 30e6, (before, after)
+        await llm.close()
+
+    run(main, 600)
 
 
 def test_what_only_the_engine_finds_out_is_the_users_fault_all_the_same():

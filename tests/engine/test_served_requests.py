@@ -51,10 +51,17 @@ MANY: list[SamplingParams] = [
 ]
 
 
-@pytest.mark.parametrize("device", ["cpu", "fake"])
-def test_answers_are_those_of_the_offline_engine(device):
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"device": "fake"}, {"speculative_config": NGRAM}],
+    ids=["cpu", "fake", "drafts"],
+)
+def test_answers_are_those_of_the_offline_engine(changes):
     """All together, arriving at odd moments, in two rows; joined deltas equal the whole output."""
-    llm = make_llm(batch_invariant=True, device=device)
+    llm = make_llm(batch_invariant=True, **changes)
     texts = [TEXTS[index % 4] for index in range(len(MANY))]
     wanted = [llm.generate(text, one, use_tqdm=False)[0] for text, one in zip(texts, MANY)]
 
@@ -72,7 +79,11 @@ def test_answers_are_those_of_the_offline_engine(device):
         assert is_clean(served)
         return found
 
-    for whole, (outputs, deltas) in zip(wanted, run(main), strict=True):
+    found = run(main)
+    if "speculative_config" in changes:
+        sizes = [len(one.token_ids) for _, deltas in found for d in deltas for one in d.outputs]
+        assert max(sizes) > 1, "no draft was accepted"
+    for whole, (outputs, deltas) in zip(wanted, found, strict=True):
         assert outputs == _strip(whole.outputs, outputs)
         assert deltas[0].prompt_token_ids.tolist() == whole.prompt_token_ids
         assert deltas[0].prompt_logprobs == whole.prompt_logprobs
@@ -230,10 +241,12 @@ def test_abort_of_single_answers_before_they_have_begun(llm, first):
     served.add(message, read_children(message))
     served.abort(Abort(first, 1))
     ended = []
+    before = llm.stats.num_generated_tokens
     while served.has_work():
         for frame in served.step():
             ended += [one.handle for one in frame.ended]
     assert sorted(ended) == [handle for handle in range(3) if handle != first]
+    assert llm.stats.num_generated_tokens - before == 24
     assert len(served) == len(served._siblings) == 0
     for handle in (0, 1, 99):
         served.abort(Abort(handle, 5))
