@@ -17,7 +17,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from pelton import errors
@@ -84,14 +84,14 @@ class EngineProcess:
         its_own, mine = os.pipe()
         life = open(mine, "wb", buffering=0)  # noqa: SIM115
         try:
-            with _without_interrupts():
-                process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "pelton.engine.process", str(its_own), folder],
-                    stdin=subprocess.DEVNULL,
-                    stdout=2,  # what it prints is talk; standard output may be somebody's data
-                    pass_fds=(its_own,),
-                    env={**os.environ, "PYTHONPATH": _python_path()},
-                )
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "pelton.engine.process", str(its_own), folder],
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # what it prints is talk; standard output may be somebody's data
+                pass_fds=(its_own,),
+                process_group=0,  # a terminal's Ctrl-C is for this process alone
+                env={**os.environ, "PYTHONPATH": _python_path()},
+            )
         except BaseException:
             life.close()
             shutil.rmtree(folder, ignore_errors=True)
@@ -148,7 +148,7 @@ class EngineProcess:
     def kill(self) -> None:
         """At once; `close` waits until it is gone."""
         self._is_closing = True
-        self._process.kill()
+        self._kill_group()
 
     async def close(self) -> None:
         """See EngineLink. An engine in the midst of a step finishes it, if that takes no more than
@@ -158,8 +158,13 @@ class EngineProcess:
             self._post(Shutdown())
             await asyncio.wait([self._gone], timeout=_PATIENCE)
         if not self._gone.done():
-            self._process.kill()
+            self._kill_group()
             await asyncio.shield(self._gone)
+
+    def _kill_group(self) -> None:
+        """The process, and whatever it has started: a compiler, perhaps."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def _read(self) -> None:
         """All that has arrived: the socket tells of it only once."""
@@ -196,6 +201,7 @@ class EngineProcess:
 
     def _finish(self, code: int) -> None:
         self._read()
+        self._kill_group()
         self._die(EngineDead(_describe_exit(code, is_asked=self._is_closing)))
         self._loop.remove_reader(self._receiver.fileno)
         self._receiver.close()
@@ -227,17 +233,6 @@ def _wait(
     if found is not None:
         with suppress(RuntimeError):  # the event loop may be closed
             loop.call_soon_threadsafe(found, code)
-
-
-@contextmanager
-def _without_interrupts() -> Iterator[None]:
-    """Ctrl-C reaches every process of a terminal. The child is born deaf to it, until it has said
-    for itself that its parent decides."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _private_folder() -> Path:

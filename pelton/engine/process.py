@@ -48,9 +48,8 @@ _Input = tuple[AddRequest, "Children"] | Abort | ResetPrefixCache | Shutdown
 
 def main(pipe: int, folder: str) -> int:
     """The whole life of the process; returns its exit code."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGTTOU):
         signal.signal(number, signal.SIG_IGN)  # the parent decides, and says so
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     faulthandler.enable()
     threading.Thread(target=_watch_parent, args=(pipe, folder), name="parent", daemon=True).start()
     receiver = Receiver(os.path.join(folder, TO_ENGINE))
@@ -191,6 +190,8 @@ def _watch_parent(pipe: int, folder: str) -> None:
     while os.read(pipe, 1):
         pass
     shutil.rmtree(folder, ignore_errors=True)
+    if os.getpgrp() == os.getpid():
+        os.killpg(os.getpid(), signal.SIGKILL)  # and whatever this process has started
     os._exit(1)
 
 

@@ -180,9 +180,11 @@ def test_the_engine_dies_at_work(how, text, saboteur):
 
 @pytest.mark.parametrize("phase", ["spawned", "process", "imports", "idle", "generating"])
 def test_the_parent_is_killed(phase, tmp_path):
-    """kill -9 in each phase: within 5 s neither the engine's process nor its sockets are there."""
+    """kill -9 in each phase: within 5 s neither the engine's process nor its sockets are there, nor
+    what it has started."""
+    file = tmp_path / "pid"
     driver = subprocess.Popen(
-        [sys.executable, "-m", "support.engine_driver", str(folder()), phase],
+        [sys.executable, "-m", "support.engine_driver", str(folder()), phase, str(file)],
         stdout=subprocess.PIPE,
         text=True,
         env={
@@ -195,6 +197,9 @@ def test_the_parent_is_killed(phase, tmp_path):
     pid, sockets = driver.stdout.readline().split()
     assert driver.wait(60) == -signal.SIGKILL
     wait_until_gone(int(pid), Path(sockets))
+    if phase == "generating":
+        assert is_gone(int(file.read_text()))
+        file.unlink()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -288,17 +293,21 @@ def test_a_start_that_is_given_up_leaves_nothing(monkeypatch):
     run(main, 60)
 
 
-def test_an_engine_that_does_not_answer_is_killed(monkeypatch, saboteur):
-    """It hangs in a step; closing waits a while, then kills."""
+def test_an_engine_that_does_not_answer_is_killed(monkeypatch, saboteur, tmp_path):
+    """It hangs in a step; closing waits a while, then kills it and what it has started."""
     monkeypatch.setattr(client, "_PATIENCE", 0.5)
+
+    file = tmp_path / "pid"
 
     async def main() -> None:
         llm = await AsyncLLM.start(args())
         pid = process_of(llm).pid
+        await collect(llm, "child", saboteurs(f"child:{file}", 1))
         task = asyncio.create_task(collect(llm, "r", saboteurs("sleep:600")))
         await asyncio.sleep(0.2)
         await llm.close()
         assert is_gone(pid)
+        assert is_gone(int(file.read_text()))
         with pytest.raises(EngineDead, match="shut down"):
             await task
 

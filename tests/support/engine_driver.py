@@ -1,6 +1,7 @@
-"""A program with an engine, which kills itself in the phase that it is told: `FOLDER PHASE`.
+"""A program with an engine, which kills itself in the phase that it is told: `FOLDER PHASE FILE`.
 
-Prints the pid of the engine's process and the folder of its sockets before that.
+Prints the pid of the engine's process and the folder of its sockets before that. While generating
+the engine has started a process, whose pid stands in FILE.
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ import signal
 import sys
 from typing import Any
 
+from support.sabotage import TARGET
+
 from pelton.config.engine import EngineArgs
 from pelton.config.params import SamplingParams
 from pelton.engine import client
 from pelton.engine.async_llm import AsyncLLM
+from pelton.sampling.table import register
 
 
 def main(folder: str, phase: str) -> None:
@@ -40,7 +44,10 @@ def main(folder: str, phase: str) -> None:
     async def serve() -> None:
         args = EngineArgs(model=folder, device="cpu", max_model_len=96, num_threads=1)
         llm = await AsyncLLM.start(args, on_phase=on_phase)
-        params = SamplingParams(max_tokens=None, ignore_eos=True)
+        how = {"how": f"child:{sys.argv[3]}"}
+        params = SamplingParams(
+            max_tokens=None, ignore_eos=True, logits_processors={"sabotage": how}
+        )
         if wanted == "idle":
             die()
         async for _ in llm.generate([5, 6, 7], params, request_id="r"):
@@ -50,4 +57,5 @@ def main(folder: str, phase: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    register("sabotage", TARGET)
+    main(sys.argv[1], sys.argv[2])

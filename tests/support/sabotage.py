@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
+from pathlib import Path
 from typing import Any
 
 from pelton.engine.loop import EngineLoop
@@ -14,13 +16,18 @@ TARGET = "support.sabotage:sabotage"
 
 
 def sabotage(scores: Any, row: Any, *, how: str) -> None:
-    """how: "exception", "device", "kill", "segfault", "exit", or "sleep:SECONDS"."""
+    """how: "exception", "device", "kill", "segfault", "exit", "sleep:SECONDS", or "child:FILE",
+    which starts a process that would live on, and writes its pid into the file."""
     if how == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     elif how == "segfault":
         os.kill(os.getpid(), signal.SIGSEGV)
     elif how == "exit":
         os._exit(3)
+    elif how.startswith("child:"):
+        file = Path(how.removeprefix("child:"))
+        if not file.exists():
+            file.write_text(str(subprocess.Popen(["sleep", "600"]).pid))
     elif how.startswith("sleep:"):
         time.sleep(float(how.removeprefix("sleep:")))
     else:
