@@ -177,6 +177,21 @@ def test_preemption(family, kv_dtype):
     assert engine.loop.scheduler.stats.num_preemptions >= 3
 
 
+@with_each_dtype
+def test_pages_in_host_memory(kv_dtype):
+    """A preempted request's codes and scales come back as they were."""
+    engine = engine_of(
+        "llama", kv_dtype, device="queued", num_host_pages=64, long_prefill_token_threshold=5
+    )
+    name = engine.add(PROMPTS[3], seeded(6), seed=3)
+    for count in range(30):
+        engine.step()
+        if count in (4, 9, 12):
+            engine.loop.scheduler.preempt(name)
+    assert engine.run()[name].token_ids == plain("llama", kv_dtype, 3, seeded(6))
+    assert engine.loop.scheduler.stats.num_restored_tokens > 0
+
+
 @with_each_case
 def test_batch_invariant_is_bitwise(family, kv_dtype):
     """Log-probabilities as exact floats."""
