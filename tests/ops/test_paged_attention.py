@@ -354,6 +354,23 @@ def test_decode_rows_of_very_different_lengths_form_buckets():
     np.testing.assert_allclose(out.double().numpy(), batch.exact()[0], rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["sdpa", "masked"])
+@pytest.mark.parametrize("options", [{}, {"window": 6}, {"window": 70}, {"kv_codes": torch.int8}])
+def test_neighbours_of_one_query_length_are_attended_together(options, name):
+    """As rows that verify drafts are: not across other lengths, a fresh row, or very different
+    sequence lengths, and no long chunks."""
+    generator = torch.Generator().manual_seed(13)
+    lens = [(1, 9), (2, 30), (2, 31), (2, 130), (2, 700), (2, 900), (3, 40), (3, 3), (3, 50)]
+    lens += [(3, 51), (17, 60), (17, 61)]
+    rows = [random_row(generator, q, s, (6, 2), 16) for q, s in lens]
+    batch = Batch(rows, replace(signature_of((6, 2), 16), **options), 1e4, num_padding=2)
+    out, (expected, _) = batch.run(name), batch.exact()
+    np.testing.assert_allclose(out[: len(expected)].numpy(), expected, rtol=1e-5, atol=1e-5)
+    shared = [(g.length, g.count) for g in batch.meta.prepared["prefill"] if g.blocks is not None]
+    fresh = [(3, 1), (3, 2)] if "window" not in options else [(3, 4)]
+    assert shared == [(2, 3), (2, 2), *fresh, (17, 1), (17, 1)]
+
+
 def test_without_finite_bytes_past_the_end_sdpa_fails():
     """Why attention/zeroing.py exists; were this to pass, zeroing could go."""
     generator = torch.Generator().manual_seed(7)

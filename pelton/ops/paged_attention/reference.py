@@ -12,13 +12,13 @@ from pelton.ops.registry import Kernel
 def row_mask(
     query_len: int, num_keys: int, seq_len: torch.Tensor, window: int | None
 ) -> torch.Tensor:
-    """[query_len, num_keys] bool: which keys each query token sees; seq_len: scalar tensor."""
+    """[..., query_len, num_keys] bool: which keys each query token sees; seq_len: [...]."""
     device = seq_len.device
     key = torch.arange(num_keys, device=device)
-    last = seq_len - query_len + torch.arange(query_len, device=device)
-    visible = key[None, :] <= last[:, None]
+    last = seq_len[..., None] - query_len + torch.arange(query_len, device=device)
+    visible = key <= last[..., None]
     if window is not None:
-        visible &= key[None, :] > last[:, None] - window
+        visible &= key > last[..., None] - window
     return visible
 
 

@@ -1,4 +1,4 @@
-"""Through torch's fused attention: decode rows together, prefill rows of one length together."""
+"""Through torch's fused attention: decode rows together, and others of one query length."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ from pelton.ops.registry import Kernel
 # shortest; shorter ones than _SHORT tokens always share.
 _MAX_STRETCH = 2
 _SHORT = 256
+# So do neighbours of one query length, up to this, such as rows that verify drafts. Such rows are
+# attended as decode rows are, with the query heads of one key head as query tokens.
+_MAX_SHARED_QUERY = 16
 
 
 @dataclass(slots=True)
@@ -33,19 +36,30 @@ class DecodeBucket:
 
 @dataclass(slots=True)
 class PrefillRows:
-    """`count` rows with equally many query tokens, together tokens start:end. Several only when
-    none has earlier tokens; then blocks and visible are None. Otherwise blocks: [W] int32 and
-    visible: [query_len, W * block_size] bool."""
+    """`count` rows with equally many query tokens, together tokens start:end. blocks and visible
+    are None when no row has earlier tokens. Otherwise blocks: [count * W] int32 and visible:
+    [count, 1, query_len, W * block_size] bool. Few query tokens are attended as decode rows are;
+    packed: [count, 1, query_len * heads of a key head, W * block_size], 0 or -inf, or None before
+    the first layer needs it."""
 
     start: int
     end: int
     count: int
     blocks: torch.Tensor | None
     visible: torch.Tensor | None
+    packed: torch.Tensor | None = None
 
     @property
     def length(self) -> int:
         return (self.end - self.start) // self.count
+
+    def packed_mask(self, group_size: int, dtype: torch.dtype) -> torch.Tensor:
+        if self.packed is None or self.packed.shape[2] != self.length * group_size:
+            assert self.visible is not None
+            mask = torch.zeros(self.visible.shape, dtype=dtype, device=self.visible.device)
+            mask.masked_fill_(~self.visible, float("-inf"))
+            self.packed = mask.repeat_interleave(group_size, dim=2)
+        return self.packed
 
 
 def prepare(
@@ -81,23 +95,42 @@ def prepare(
             DecodeBucket(rows, len(rows_np), table[:, :width].flatten(), mask[:, None, None, :])
         )
     prefill: list[PrefillRows] = []
+    sharing: list[tuple[int, int, int]] = []  # rows lo:hi, the end of their tokens
     end = num_decode
     for row in range(num_decode, meta.num_rows):
         start, end = end, end + int(meta.query_lens[row])
         bound = int(meta.seq_len_bounds[row])
         if meta.bounds_are_exact and bound == end - start and window is None:
             last = prefill[-1] if prefill else None
-            if last is not None and last.blocks is None and last.length == bound:
+            if last is not None and last.end == start and last.length == bound:
                 last.end, last.count = end, last.count + 1
             else:
                 prefill.append(PrefillRows(start, end, 1, None, None))
             continue
-        width = -(-bound // block_size)
-        visible = row_mask(end - start, width * block_size, meta.seq_lens[row], window)
-        prefill.append(PrefillRows(start, end, 1, meta.block_table[row, :width], visible))
+        lo, hi = row, row + 1
+        if sharing and sharing[-1][1] == row and _may_share(meta, sharing[-1][0], hi):
+            lo = sharing.pop()[0]
+        sharing.append((lo, hi, end))
+    for lo, hi, last_end in sharing:
+        count, length = hi - lo, int(meta.query_lens[lo])
+        width = -(-int(meta.seq_len_bounds[lo:hi].max()) // block_size)
+        visible = row_mask(length, width * block_size, meta.seq_lens[lo:hi], window)
+        blocks = meta.block_table[lo:hi, :width].flatten()
+        start = last_end - count * length
+        prefill.append(PrefillRows(start, last_end, count, blocks, visible[:, None]))
     meta.prepared["decode"] = buckets
     meta.prepared["prefill"] = prefill
     meta.prepared["end"] = end
+
+
+def _may_share(meta: AttentionMetadata, lo: int, hi: int) -> bool:
+    """Whether rows lo:hi, which have earlier tokens, may share one padded gather."""
+    lengths, bounds = meta.query_lens[lo:hi], meta.seq_len_bounds[lo:hi]
+    return bool(
+        lengths[0] <= _MAX_SHARED_QUERY
+        and (lengths == lengths[0]).all()
+        and bounds.max() <= max(_SHORT, _MAX_STRETCH * bounds.min())
+    )
 
 
 def _buckets(bounds: np.ndarray) -> list[tuple[np.ndarray, int]]:
@@ -174,6 +207,23 @@ def _over_pages(
     group_size = num_heads // num_kv_heads
     read = reader(signature, signature.dtype)
 
+    def attend_packed(
+        rows: PrefillRows, query: torch.Tensor, pages: torch.Tensor, out: torch.Tensor
+    ) -> None:
+        """Every token's query heads of one key head as its query tokens: keys are read once."""
+        shape = (rows.count, rows.length, num_kv_heads, group_size, head_dim)
+        extra = {name: sink.repeat(1, 1, rows.length, 1) for name, sink in for_decode.items()}
+        result = attend(
+            query.view(shape).transpose(1, 2).flatten(2, 3),
+            pages[:, :, 0].transpose(1, 2),
+            pages[:, :, 1].transpose(1, 2),
+            attn_mask=rows.packed_mask(group_size, signature.dtype),
+            scale=scale,
+            **extra,
+        )
+        by_key_head = (rows.count, num_kv_heads, rows.length, group_size, head_dim)
+        out.view(shape).copy_(result.view(by_key_head).transpose(1, 2))
+
     def kernel(
         query: torch.Tensor,
         kv: torch.Tensor,
@@ -207,6 +257,9 @@ def _over_pages(
             else:
                 pages = kv.index_select(0, rows.blocks)
             pages = read(pages).view(rows.count, -1, 2, num_kv_heads, head_dim)
+            if rows.blocks is not None and rows.length <= _MAX_SHARED_QUERY:
+                attend_packed(rows, query[tokens], pages, out[tokens])
+                continue
             result = attend(
                 query[tokens].view(rows.count, -1, num_heads, head_dim).transpose(1, 2),
                 pages[:, :, 0].transpose(1, 2),
