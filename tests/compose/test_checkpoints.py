@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from support.families import tiny_model
-from support.plain import greedy, plain_tokens, seeded
+from support.plain import greedy, logprobs_of, plain_tokens, seeded
 from support.tiny import TinyEngine, prompts_of
 
 from pelton.config.speculation import SpeculationConfig
@@ -142,6 +142,30 @@ def test_a_tight_pool_preempts_and_resumes():
     assert engine.loop.scheduler.stats.num_preemptions > 0
     for name, prompt in zip(names, prompts):
         assert outcomes[name].token_ids == plain(prompt, greedy(30), 1)
+
+
+def test_bit_for_bit():
+    """batch_invariant=True: log-probabilities as exact floats, after hits, in chunks, resumed."""
+
+    def exact(*before: list[int], preempt_at: int = 0, **changes: Any) -> list[Any]:
+        engine = engine_of(attention_backend="invariant", batch_invariant=True, **changes)
+        for prompt in before:
+            engine.generate([prompt], greedy(1))
+        name = engine.add(LONG, greedy(20, logprobs=3), seed=4)
+        for _ in range(preempt_at):
+            engine.step()
+        assert not preempt_at or engine.loop.scheduler.preempt(name)
+        cached = engine.run()[name].request.num_cached_tokens
+        assert cached == (len(before[0]) // 16 * 16 if before else 0)
+        return logprobs_of(engine, name)
+
+    alone = exact(enable_prefix_caching=False)
+    assert len(alone) == 20
+    assert exact() == alone
+    assert exact(LONG[:33]) == alone
+    assert exact(LONG, PROMPTS[0]) == alone
+    assert exact(LONG[:17], long_prefill_token_threshold=5) == alone
+    assert exact(preempt_at=12) == alone
 
 
 def test_drafts_and_checkpoints():

@@ -34,6 +34,9 @@ class Checkpoints:
     block's next owner comes later: so even blocks that are being read, or written, may be given
     away, to the next step.
 
+    Of what a request generates only the newest checkpoint is kept: a later prompt begins with the
+    whole answer, and seldom with a part of it. Those of its prompt stay, for who shares a part.
+
     Without recurrent layers (no group) nothing is ever wanted, found or held.
     """
 
@@ -45,6 +48,7 @@ class Checkpoints:
         self._group = -1 if group is None else group.index
         self._pending: dict[Request, list[_Pending]] = {}
         self._pending_keys: set[BlockKey] = set()
+        self._newest: dict[Request, BlockKey] = {}
         self.num_pending_blocks = 0
 
     def find(self, request: Request, length: int) -> list[Block]:
@@ -106,6 +110,16 @@ class Checkpoints:
                 for block in checkpoint.blocks:
                     self._cache.insert(block, key)
             self._release(checkpoint)
+            if checkpoint.length > request.prompt_len:
+                self._replace(request, key)
+
+    def _replace(self, request: Request, key: BlockKey) -> None:
+        """Forget the last checkpoint of what the request has generated."""
+        before = self._newest.get(request)
+        if before is not None:
+            for block in self._cache.get_all(before)[:1]:
+                self.evict(block)
+        self._newest[request] = key
 
     def next_length(self, request: Request, default: int) -> int:
         """Tokens of the shortest prefix whose checkpoint is to be settled, at most `default`."""
@@ -114,6 +128,7 @@ class Checkpoints:
 
     def drop(self, request: Request) -> None:
         """Its steps in flight do not count any more."""
+        self._newest.pop(request, None)
         for checkpoint in self._pending.pop(request, ()):
             self._release(checkpoint)
 

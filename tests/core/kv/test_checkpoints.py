@@ -217,6 +217,32 @@ def test_two_that_decode_the_same_make_one():
     assert kv.admit(request([*range(7), 50, 3], "c")).num_hits == 8
 
 
+def test_of_an_answer_the_newest_is_kept():
+    """And all of the prompt; the blocks of the others are the next to be used."""
+    kv = manager()
+    made = request(range(18))
+    assert kv.admit(made)
+    for length in (8, 16):
+        launch(kv, made, length)
+        land(kv, made, length)
+    for token in range(50, 70):
+        made.append(token)
+    kept = []
+    for length in (24, 32):
+        assert kv.grow(made, length) is not None
+        (save,) = launch(kv, made, length)
+        kept.append(save.block_ids.tolist())
+        land(kv, made, length)
+    assert [block.block_id for block in kv._pool.free_blocks()][:PAGES] == kept[0][::-1]
+    kv.release(made)
+    tokens = made.known_token_ids.tolist()
+    for length, hit in ((38, 32), (31, 16), (15, 8)):
+        reader = request(tokens[:length], "reader")
+        assert kv.admit(reader).num_hits == hit
+        kv.release(reader)
+    kv.check([])
+
+
 def test_a_faulty_request_leaves_no_state():
     """Case 19."""
     kv = manager()
