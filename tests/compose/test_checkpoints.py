@@ -134,6 +134,14 @@ def test_evicted_checkpoints_are_computed_again():
     engine.loop.scheduler.check_integrity()
 
 
+def test_a_row_may_get_the_blocks_of_its_own_checkpoint():
+    """It has read the state before they are zeroed for its keys and values."""
+    engine = engine_of(num_blocks=24)
+    engine.generate([LONG[:17]], greedy(1))
+    assert check(engine, LONG).num_cached_tokens == 16
+    assert engine.loop.scheduler.stats.num_cache_hits == 16
+
+
 def test_a_tight_pool_preempts_and_resumes():
     engine = engine_of(num_blocks=26, max_num_seqs=4)
     prompts = prompts_of([20, 21, 22, 23], seed=12)
