@@ -29,7 +29,7 @@ from pelton.ops.pack_blocks import pack_blocks, unpack_blocks
 
 # The device buffer between a pool and its pages; a quarter of a common last-level cache.
 _BUFFER_BYTES = 8 * 2**20
-_TIMED_PAGES = 16
+_TIMED_PAGES = 64
 
 
 @dataclass(frozen=True, slots=True)
