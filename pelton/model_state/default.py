@@ -91,7 +91,7 @@ class DefaultModelState:
             idx_mapping=batch.step.idx_mapping,
             query_start_loc=batch.step.query_start_loc,
             seq_lens=batch.inputs.seq_lens,
-            groups=row_groups(batch.query_len_np),
+            groups=row_groups(batch.query_len_np, batch.computed_bound_np),
             num_tokens=batch.num_tokens,
             ring=self._ring,
         )

@@ -19,12 +19,13 @@ _UNCUT = 32768
 @dataclass(frozen=True, slots=True)
 class RowGroup:
     """Rows first_row : first_row + num_rows of a batch, with query_len tokens each, which are
-    tokens first_token : first_token + num_rows * query_len."""
+    tokens first_token : first_token + num_rows * query_len. may_be_fresh: some row may begin."""
 
     first_row: int
     num_rows: int
     first_token: int
     query_len: int
+    may_be_fresh: bool = True
 
     @property
     def rows(self) -> slice:
@@ -72,8 +73,11 @@ def prepare(meta: RecurrentMetadata) -> None:
     meta.writes = first[:, None] + (meta.seq_lens[:, None] - from_end) % meta.ring
 
 
-def row_groups(query_lens: Int32Array) -> tuple[RowGroup, ...]:
-    """Neighbouring rows of equal query length together; rows without tokens are left out."""
+def row_groups(query_lens: Int32Array, computed_bounds: Int32Array) -> tuple[RowGroup, ...]:
+    """Neighbouring rows of equal query length together; rows without tokens are left out.
+
+    computed_bounds: of tokens before the step, never too low, and 0 for rows that begin alone.
+    """
     groups: list[RowGroup] = []
     token = 0
     first = 0
@@ -82,7 +86,8 @@ def row_groups(query_lens: Int32Array) -> tuple[RowGroup, ...]:
         if last:
             count = row + 1 - first
             if query_len:
-                groups.append(RowGroup(first, count, token, query_len))
+                begins = bool((computed_bounds[first : row + 1] == 0).any())
+                groups.append(RowGroup(first, count, token, query_len, begins))
             token += count * query_len
             first = row + 1
     return tuple(groups)
@@ -91,6 +96,8 @@ def row_groups(query_lens: Int32Array) -> tuple[RowGroup, ...]:
 def read_states(states: torch.Tensor, meta: RecurrentMetadata, group: RowGroup) -> torch.Tensor:
     """[rows of the group, *shape]: a copy of the states before the group's tokens."""
     found = _flat(states).index_select(0, meta.reads[group.rows])
+    if not group.may_be_fresh:
+        return found
     # What lies in a fresh row's ring may be anything, NaN too: it is replaced, not multiplied.
     fresh = meta.is_fresh[group.rows].view(-1, *[1] * (found.dim() - 1))
     return found.masked_fill_(fresh, 0)

@@ -17,18 +17,22 @@ from pelton.ops.recurrent import (
 )
 
 
+def groups_of(query_lens: list[int], bounds: list[int]) -> tuple[RowGroup, ...]:
+    return row_groups(np.array(query_lens, np.int32), np.array(bounds, np.int32))
+
+
 def test_rows_of_one_length_go_together():
-    assert row_groups(np.array([1, 1, 1, 3, 7, 7], np.int32)) == (
-        RowGroup(0, 3, 0, 1),
-        RowGroup(3, 1, 3, 3),
-        RowGroup(4, 2, 6, 7),
+    assert groups_of([1, 1, 1, 3, 7, 7], [4, 9, 1, 0, 2, 0]) == (
+        RowGroup(0, 3, 0, 1, may_be_fresh=False),
+        RowGroup(3, 1, 3, 3, may_be_fresh=True),
+        RowGroup(4, 2, 6, 7, may_be_fresh=True),
     )
-    assert row_groups(np.array([2, 1, 0, 0, 2], np.int32)) == (
-        RowGroup(0, 1, 0, 2),
-        RowGroup(1, 1, 2, 1),
-        RowGroup(4, 1, 3, 2),
+    assert groups_of([2, 1, 0, 0, 2], [0, 5, 0, 0, 5]) == (
+        RowGroup(0, 1, 0, 2, may_be_fresh=True),
+        RowGroup(1, 1, 2, 1, may_be_fresh=False),
+        RowGroup(4, 1, 3, 2, may_be_fresh=False),
     )
-    assert row_groups(np.zeros(0, np.int32)) == ()
+    assert groups_of([], []) == ()
 
 
 def test_a_ring_by_position():

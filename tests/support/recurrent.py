@@ -24,7 +24,7 @@ def metadata(
         seq_lens=torch.tensor(
             [*(s + q for s, q in zip(starts, query_lens)), *[0] * num_padding], dtype=torch.int32
         ),
-        groups=row_groups(np.array(query_lens, np.int32)),
+        groups=row_groups(np.array(query_lens, np.int32), np.array(starts, np.int32)),
         num_tokens=total,
         ring=ring,
     )

@@ -54,7 +54,7 @@ def selective_scan(
         """The same for one token: without the axis l."""
         step = torch.unflatten(step, 1, heads)[..., None]
         state *= (step * rate.view(*heads, 1)).exp_()[..., None]
-        state += (x * step)[..., None] * b[:, :, None, None]
+        state.addcmul_((x * step)[..., None], b[:, :, None, None])
         return (state @ c[:, :, None, :, None])[..., 0]
 
     def kernel(
