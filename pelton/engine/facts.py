@@ -5,13 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pelton.config.engine import EngineConfig
-from pelton.setup.resolve import describe, full_length_requests, kv_tokens
+from pelton.setup.resolve import (
+    describe,
+    full_length_requests,
+    kv_tokens,
+    prefix_text,
+    prefix_warning,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFacts:
     """model: the checkpoint's name. num_kv_tokens: that the KV cache holds; full_length_requests:
-    how many of max_model_len tokens fit it at once. start_times: seconds of each start phase, in
+    how many of max_model_len tokens fit it at once. prefixes: how prompts that begin alike share
+    KV, or why they hardly do. start_times: seconds of each start phase, in
     order. table: all of it for people, one fact a line.
     """
 
@@ -28,6 +35,7 @@ class EngineFacts:
     block_size: int
     num_kv_tokens: int
     full_length_requests: int
+    prefixes: str
     start_times: dict[str, float]
     table: str
 
@@ -47,6 +55,7 @@ def facts_of(config: EngineConfig, model: str, start_times: dict[str, float]) ->
         block_size=config.cache.block_size,
         num_kv_tokens=kv_tokens(config),
         full_length_requests=full_length_requests(config),
+        prefixes=prefix_warning(config) or prefix_text(config),
         start_times=start_times,
         table=describe(config),
     )

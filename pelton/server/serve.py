@@ -254,6 +254,7 @@ def ready_table(state: ServerState, url: str, num_keys: int) -> str:
         "context": f"{facts.max_model_len} tokens",
         "KV cache": f"{facts.num_kv_tokens} tokens, room for {facts.full_length_requests} requests "
         "of full length",
+        "prefixes": facts.prefixes,
         "at a time": f"{facts.max_num_seqs} answers",
         "started in": f"{sum(facts.start_times.values()):.2f} s: {phases}",
         "API keys": str(num_keys) if num_keys else "none: whoever can connect may ask",

@@ -457,6 +457,11 @@ def reusable_prefix(config: EngineConfig) -> int:
     return smallest_reusable_prefix(groups)
 
 
+def prefix_text(config: EngineConfig) -> str:
+    length = reusable_prefix(config)
+    return f"reused in multiples of {length} tokens" if length else "not reused"
+
+
 def prefix_warning(config: EngineConfig) -> str | None:
     """Why prompts that begin alike may share nothing, or None if all is well."""
     prefix, cache = reusable_prefix(config), config.cache
@@ -533,9 +538,7 @@ def describe(config: EngineConfig) -> str:
         f"{cache.block_size}, {cache.num_blocks * block / _MIB:.0f} MiB{codes}; "
         f"{full_length_requests(config)} full-length requests fit",
         **_state_rows(config),
-        "prefixes": f"reused in multiples of {reusable_prefix(config)} tokens"
-        if reusable_prefix(config)
-        else "not reused",
+        "prefixes": prefix_text(config),
         **_offload_row(config, block),
         "a step": f"{scheduler.max_num_seqs} requests, {scheduler.max_num_batched_tokens} tokens, "
         f"{scheduler.max_steps_in_flight} in flight",
