@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -176,9 +177,9 @@ def test_tiled_tokens_do_not_see_their_batch(looks, dtype, num_threads, monkeypa
     """Alone, in any batch, in any order, in chunks: the same bits, also where the host goes
     through every tile that there could be."""
     torch.set_num_threads(num_threads)
-    for case in ("gpt-oss", "weights as they are"):
+    for case, width in product(("gpt-oss", "weights as they are"), (32, 17, 19)):
         signature = replace(PLAIN, dtype=dtype, batch_invariant=True, **CASES[case])
-        signature = replace(signature, hidden_size=48, intermediate_size=32)
+        signature = replace(signature, hidden_size=48, intermediate_size=width)
         weights = weights_of(signature)
         if not looks:
             signature = replace(signature, device_type="cuda")

@@ -8,17 +8,19 @@ import torch
 import torch.nn.functional as F
 
 from pelton.ops.moe import MoESignature
+from pelton.ops.recurrent import each_row_alone
 from pelton.ops.registry import Kernel
 
 
 def route(signature: MoESignature, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """logits: [T, E] -> weights [T, top_k], of the same type, and experts [T, top_k] int64."""
+    """logits: [T, E] -> weights [T, top_k], of the same type, and experts [T, top_k] int64. A
+    token's depend on its own logits alone."""
     # topk breaks ties as it likes, by the number of rows too.
     values, experts = logits.sort(dim=-1, descending=True, stable=True)
     values, experts = values[:, : signature.top_k], experts[:, : signature.top_k]
     if signature.normalise_chosen:
         return values.softmax(-1), experts
-    return (values - logits.logsumexp(-1, keepdim=True)).exp(), experts
+    return logits.softmax(-1).gather(1, experts), experts
 
 
 def precise_router(
@@ -36,9 +38,15 @@ def activate(signature: MoESignature, gate_up: torch.Tensor) -> torch.Tensor:
     gate, up = gate_up.chunk(2, dim=-1)
     limit = signature.swiglu_limit
     if limit is None:
-        return F.silu(gate) * up
+        return _by_elements(signature, F.silu, gate) * up
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-    return (up + 1) * gate * torch.sigmoid(gate * signature.swiglu_alpha)
+    return (up + 1) * gate * _by_elements(signature, torch.sigmoid, gate * signature.swiglu_alpha)
+
+
+def _by_elements(
+    signature: MoESignature, function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor
+) -> torch.Tensor:
+    return each_row_alone(function, x) if signature.batch_invariant else function(x)
 
 
 def moe(
