@@ -68,6 +68,8 @@ class ServerMetrics:
     """Everything that is measured while one model is served, in a registry of its own.
 
     num_prompt_tokens: of all prompts so far.
+    num_first_tokens, first_token_seconds: requests that have got one, and what they waited for it
+        in all.
 
     Args:
         model_name: label of every sample.
@@ -91,6 +93,8 @@ class ServerMetrics:
         self._labels = {"model_name": model_name, "engine": "0"}
         sizes = _one_two_five(max_model_len)
         self.num_prompt_tokens = 0
+        self.num_first_tokens = 0
+        self.first_token_seconds = 0.0
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens.")
         self._prompt_tokens_cached = self._counter(
             "prompt_tokens_cached", "Prompt tokens that were not computed, but found in the cache."
@@ -105,7 +109,7 @@ class ServerMetrics:
             registry=self._registry,
         )
         histogram = self._histogram
-        self.time_to_first_token = histogram(
+        self._time_to_first_token = histogram(
             "time_to_first_token_seconds", "Arrival to first token.", _FIRST
         )
         self.inter_token_latency = histogram(
@@ -145,6 +149,12 @@ class ServerMetrics:
         self.num_prompt_tokens += num_tokens
         self._prompt_tokens.inc(num_tokens)
         self._prompt_tokens_cached.inc(num_cached)
+
+    def first_token(self, seconds: float) -> None:
+        """A request has its first token, so long after it came."""
+        self.num_first_tokens += 1
+        self.first_token_seconds += seconds
+        self._time_to_first_token.observe(seconds)
 
     def finished(self, reason: str) -> None:
         """Another answer has ended, for `reason`."""

@@ -29,12 +29,13 @@ from pelton.server.protocol import (
     Load,
     ModelCard,
     ModelList,
+    Stats,
     Text,
     TokenizeBody,
     Tokens,
     Version,
 )
-from pelton.server.routes import generation, models, status, tokens
+from pelton.server.routes import generation, models, page, status, tokens
 from pelton.server.state import ServerState
 from pelton.server.streaming import json_bytes
 
@@ -90,6 +91,7 @@ OPERATIONS = (
     Operation(method="GET", path="/health", handler=status.health, answer=Health),
     Operation(method="GET", path="/version", handler=status.version, answer=Version),
     Operation(method="GET", path="/load", handler=status.load, answer=Load),
+    Operation(method="GET", path="/stats", handler=status.stats, answer=Stats),
     Operation(method="GET", path="/metrics", handler=status.metrics, answer=CONTENT_TYPE),
 )
 
@@ -97,8 +99,8 @@ OPERATIONS = (
 def create_app(state: ServerState, keys: Sequence[str] = ()) -> Starlette:
     """The application that serves `state`.
 
-    keys: one of which a client needs, except for health, version, load, metrics and this
-        description; none: everybody may come in.
+    keys: one of which a client needs, except for health, version, load, stats, metrics, the page
+        and this description; none: everybody may come in.
     """
     guard = KeyGuard(keys)
     routes: list[BaseRoute] = [
@@ -119,13 +121,11 @@ def create_app(state: ServerState, keys: Sequence[str] = ()) -> Starlette:
     async def openapi(call: Call) -> Answer:
         return Answer(document)
 
-    routes.append(
-        Route(
-            "/openapi.json",
-            Endpoint(openapi, guard=open_to_all, in_flight=InFlight()),
-            methods=["GET"],
-        )
-    )
+    described = {"/openapi.json": openapi, **page.handlers()}
+    routes += [
+        Route(path, Endpoint(handler, guard=open_to_all, in_flight=InFlight()), methods=["GET"])
+        for path, handler in described.items()
+    ]
     origins = state.args.allowed_origins
     cors = Middleware(
         CORSMiddleware,

@@ -411,6 +411,30 @@ class Load(Struct, frozen=True, kw_only=True):
     num_requests_waiting: int
 
 
+class Stats(Struct, frozen=True, kw_only=True):
+    """Answer of /stats: what the page draws. Gauges of now, counts since the start, and a clock to
+    make rates of them. kv_cache_usage: share; num_kv_tokens: what the whole KV cache holds.
+    first_token_seconds: of all `first_tokens` requests that have got one."""
+
+    version: str
+    model: str
+    max_model_len: int
+    max_num_seqs: int
+    num_kv_tokens: int
+    is_alive: bool
+    uptime_seconds: float
+    num_requests_running: int
+    num_requests_waiting: int
+    kv_cache_usage: float
+    prompt_tokens: int
+    generation_tokens: int
+    prefix_cache_queries: int
+    prefix_cache_hits: int
+    num_preemptions: int
+    first_tokens: int
+    first_token_seconds: float
+
+
 class Health(Struct, frozen=True):
     """Answer of /health while the engine runs."""
 

@@ -17,7 +17,8 @@ from pelton.server.service import Service
 
 @dataclass(slots=True, kw_only=True)
 class ServerState:
-    """One served model. root: its checkpoint's name. created: seconds since 1970."""
+    """One served model. root: its checkpoint's name. created: seconds since 1970; started: the same
+    moment on the monotonic clock."""
 
     engine: AsyncLLM
     service: Service
@@ -30,6 +31,7 @@ class ServerState:
     pool: Executor
     in_flight: InFlight = field(default_factory=InFlight)
     created: int = field(default_factory=lambda: int(time.time()))
+    started: float = field(default_factory=time.monotonic)
 
 
 def engine_numbers(now: EngineStats) -> Mapping[str, float]:

@@ -83,7 +83,7 @@ class RequestWatch(Watch):
                         metrics.inter_token_latency.observe(gap)
                 elif is_first:
                     to_first = times.to_first or 0.0
-                    metrics.time_to_first_token.observe(to_first)
+                    metrics.first_token(to_first)
                     metrics.prefill_time.observe(max(to_first - self._queued, 0.0))
             if answer.finish_reason is not None:
                 self._answer_ended(index, answer.finish_reason)

@@ -1,12 +1,14 @@
-"""GET /health, /version, /load and /metrics."""
+"""GET /health, /version, /load, /stats and /metrics."""
 
 from __future__ import annotations
+
+import time
 
 import pelton
 from pelton.metrics.prometheus import CONTENT_TYPE
 from pelton.server.endpoint import Answer, Call
 from pelton.server.errors import unavailable
-from pelton.server.protocol import Health, Load, Version
+from pelton.server.protocol import Health, Load, Stats, Version
 from pelton.server.state import ServerState
 from pelton.server.streaming import json_bytes
 
@@ -32,6 +34,35 @@ async def load(state: ServerState, call: Call) -> Answer:
                 server_load=state.in_flight.now,
                 num_requests_running=stats.scheduler.num_running,
                 num_requests_waiting=stats.num_queued,
+            )
+        )
+    )
+
+
+async def stats(state: ServerState, call: Call) -> Answer:
+    """The engine's state now, for those who ask every second."""
+    now, metrics, facts = state.engine.stats(), state.metrics, state.engine.facts
+    scheduler = now.scheduler
+    return Answer(
+        json_bytes(
+            Stats(
+                version=pelton.__version__,
+                model=state.names[0],
+                max_model_len=state.max_model_len,
+                max_num_seqs=facts.max_num_seqs,
+                num_kv_tokens=facts.num_kv_tokens,
+                is_alive=state.engine.is_alive,
+                uptime_seconds=time.monotonic() - state.started,
+                num_requests_running=scheduler.num_running,
+                num_requests_waiting=now.num_queued,
+                kv_cache_usage=scheduler.kv_usage,
+                prompt_tokens=metrics.num_prompt_tokens,
+                generation_tokens=scheduler.num_generated_tokens,
+                prefix_cache_queries=scheduler.num_cache_queries,
+                prefix_cache_hits=scheduler.num_cache_hits,
+                num_preemptions=scheduler.num_preemptions,
+                first_tokens=metrics.num_first_tokens,
+                first_token_seconds=metrics.first_token_seconds,
             )
         )
     )

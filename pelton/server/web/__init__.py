@@ -1,0 +1,1 @@
+"""The chat page: plain HTML, CSS and ES modules; nothing is built."""
