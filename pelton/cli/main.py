@@ -20,6 +20,9 @@ from pelton.errors import ConfigError, PeltonError, RequestError
 COMMANDS = {
     "generate": ("pelton.cli.generate", "continue prompts, once"),
     "serve": ("pelton.cli.serve", "serve a model by OpenAI's API"),
+    "chat": ("pelton.cli.chat", "talk to a model in this terminal"),
+    "complete": ("pelton.cli.complete", "continue texts in this terminal"),
+    "run-batch": ("pelton.cli.run_batch", "answer the requests of an OpenAI batch file"),
     "bench": ("pelton.cli.bench", "measure latency or throughput on this machine"),
 }
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pelton.cli.config_file import read_config
@@ -41,21 +42,28 @@ def run(options: argparse.Namespace) -> int:
         values = {**read_config(options.config, known), **values}
     server_args = ServerArgs(**_only(values, SERVER_FIELDS))
     engine_args = EngineArgs(**_only(values, ["model", *ENGINE_FIELDS]))
-    try:
+    with needs_server_packages("serve"):
         # By name: `--help` must not wait for it.
         serve = importlib.import_module("pelton.server.serve").serve
-    except ModuleNotFoundError as error:
-        if error.name is not None and error.name.startswith("pelton"):
-            raise
-        raise ConfigError(
-            f"`pelton serve` needs {error.name}: python -m pip install 'pelton[server]'."
-        ) from None
     try:
         return int(serve(engine_args, server_args))
     except EngineDead as error:
         print(f"pelton serve: {error}", file=sys.stderr)
         print(error.child_traceback.rstrip(), file=sys.stderr, flush=True)
         return 1
+
+
+@contextlib.contextmanager
+def needs_server_packages(command: str) -> Iterator[None]:
+    """Imports within it may lack what the extra `server` installs; then ConfigError says so."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name is not None and error.name.startswith("pelton"):
+            raise
+        raise ConfigError(
+            f"`pelton {command}` needs {error.name}: python -m pip install 'pelton[server]'."
+        ) from None
 
 
 def _only(values: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "sentence"),
     [
         (["genrate"], "did you mean generate?"),
-        (["zzz"], "there are: generate, serve, bench"),
+        (["zzz"], "there are: generate, serve"),
         (["bench", "latncy"], "did you mean latency?"),
         (["bench", "zzz"], "there are: latency, throughput"),
     ],

@@ -1,0 +1,212 @@
+"""The other side of `pelton chat` and `pelton complete`: a server, or an engine of our own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import importlib
+import json
+import queue
+import ssl
+import threading
+import urllib.parse
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from pelton.cli.serve import needs_server_packages
+from pelton.config.engine import EngineArgs
+from pelton.config.server import ServerArgs
+from pelton.errors import ConfigError, EngineError, RequestError
+
+_CONNECT_SECONDS = 10.0
+_READ_SECONDS = 600.0
+_END = object()
+
+
+class Api(Protocol):
+    """OpenAI's API, as far as it is needed. model: the name of what answers."""
+
+    model: str
+
+    def events(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """The chunks of a streamed answer; leaving the iteration ends the request.
+
+        Raises RequestError for what is wrong with the body, EngineError kin for the rest.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+class ServerApi:
+    """A server's. url: with or without /v1. model: None = the first one that it has.
+
+    Raises ConfigError for what is no URL, EngineError if nobody answers there.
+    """
+
+    def __init__(self, url: str, key: str | None, model: str | None) -> None:
+        parts = urllib.parse.urlsplit(url if "//" in url else f"http://{url}")
+        try:
+            self._port = parts.port
+        except ValueError:
+            raise ConfigError(f"url={url!r} has no valid port.") from None
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(f"url={url!r} must look like http://127.0.0.1:8000.")
+        self._is_secure = parts.scheme == "https"
+        self._host = parts.hostname
+        self._root = parts.path.rstrip("/").removesuffix("/v1")
+        self._url = url
+        self._headers = {"Content-Type": "application/json"}
+        if key:
+            self._headers["Authorization"] = f"Bearer {key}"
+        self.model = model or self._first_model()
+
+    def events(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        body = {**body, "model": self.model, "stream": True}
+        body["stream_options"] = {"include_usage": True}
+        with self._answer("POST", path, json.dumps(body).encode()) as response:
+            try:
+                for line in response:
+                    kind, _, data = line.strip().partition(b":")
+                    if kind != b"data":
+                        continue
+                    if data.strip() == b"[DONE]":
+                        return
+                    chunk = json.loads(data)
+                    if "error" in chunk:
+                        raise EngineError(_message(chunk, "the server failed"))
+                    yield chunk
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                raise EngineError(f"the answer from {self._url} broke off: {error}.") from None
+        raise EngineError(f"the answer from {self._url} broke off.")
+
+    def close(self) -> None:
+        pass
+
+    def _first_model(self) -> str:
+        with self._answer("GET", "/v1/models", None) as response:
+            try:
+                return str(json.loads(response.read())["data"][0]["id"])
+            except (ValueError, KeyError, IndexError, TypeError):
+                raise EngineError(f"{self._url} does not tell its models; pass one.") from None
+
+    @contextlib.contextmanager
+    def _answer(
+        self, method: str, path: str, body: bytes | None
+    ) -> Iterator[http.client.HTTPResponse]:
+        connection: http.client.HTTPConnection
+        if self._is_secure:
+            connection = http.client.HTTPSConnection(
+                self._host,
+                self._port,
+                timeout=_CONNECT_SECONDS,
+                context=ssl.create_default_context(),
+            )
+        else:
+            connection = http.client.HTTPConnection(
+                self._host, self._port, timeout=_CONNECT_SECONDS
+            )
+        with contextlib.closing(connection):
+            try:
+                connection.connect()
+                connection.sock.settimeout(_READ_SECONDS)
+                connection.request(method, self._root + path, body, self._headers)
+                response = connection.getresponse()
+                if response.status != 200:
+                    text = response.read()
+            except (OSError, http.client.HTTPException) as error:
+                raise EngineError(f"{self._url} does not answer: {error}.") from None
+            if response.status != 200:
+                raise _refusal(response.status, text)
+            yield response
+
+
+class OwnApi:
+    """An engine's that is started here, and ends with `close`; in a thread of its own, so that
+    whoever reads an answer may be interrupted at any time."""
+
+    def __init__(self, engine_args: EngineArgs, args: ServerArgs, *, command: str) -> None:
+        with needs_server_packages(command):
+            local = importlib.import_module("pelton.server.local")
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="pelton-api")
+        self._thread.start()
+        self._opened = local.open_local(engine_args, args)
+        try:
+            self._api = self._do(self._opened.__aenter__())
+        except BaseException:
+            self._stop()
+            raise
+        self.model = str(self._api.state.names[0])
+
+    def events(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        raw = json.dumps(body).encode()
+
+        async def pump() -> None:
+            try:
+                async with contextlib.aclosing(self._api.events(path, raw)) as events:
+                    async for event in events:
+                        arrived.put(event)
+                arrived.put(_END)
+            except Exception as error:
+                arrived.put(error)
+
+        pumping = asyncio.run_coroutine_threadsafe(pump(), self._loop)
+        try:
+            while (item := arrived.get()) is not _END:
+                if isinstance(item, Exception):
+                    status = getattr(item, "status", None)
+                    if status is None:
+                        raise item
+                    raise _refused(status, str(item))
+                yield json.loads(item)
+        finally:
+            pumping.cancel()
+
+    def close(self) -> None:
+        self._do(self._opened.__aexit__(None, None, None))
+        self._stop()
+
+    def _do(self, coroutine: Any) -> Any:
+        future = asyncio.run_coroutine_threadsafe(_as_task(coroutine), self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def _stop(self) -> None:
+        """What was cancelled gets the time to clean up."""
+
+        async def rest() -> None:
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            await asyncio.gather(*others, return_exceptions=True)
+
+        asyncio.run_coroutine_threadsafe(rest(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+async def _as_task(awaitable: Any) -> Any:
+    return await awaitable
+
+
+def _refusal(status: int, text: bytes) -> RequestError | EngineError:
+    try:
+        message = _message(json.loads(text), "")
+    except ValueError:
+        message = ""
+    return _refused(status, message or f"the server answered with status {status}.")
+
+
+def _refused(status: int, message: str) -> RequestError | EngineError:
+    return RequestError(message) if 400 <= status < 500 else EngineError(message)
+
+
+def _message(answer: Any, default: str) -> str:
+    error = answer.get("error") if isinstance(answer, dict) else None
+    message = error.get("message") if isinstance(error, dict) else error
+    return message if isinstance(message, str) else default
