@@ -49,7 +49,8 @@ def run(options: argparse.Namespace) -> int:
         return int(serve(engine_args, server_args))
     except EngineDead as error:
         print(f"pelton serve: {error}", file=sys.stderr)
-        print(error.child_traceback.rstrip(), file=sys.stderr, flush=True)
+        if error.child_traceback:
+            print(error.child_traceback.rstrip(), file=sys.stderr, flush=True)
         return 1
 
 

@@ -21,6 +21,10 @@ Result = TypeVar("Result")
 READ_SECONDS = 300.0
 """How long a client may take to send its body."""
 
+MAX_COMMAS = 2_000_000
+"""Of a body. A parser holds up everybody else while it makes lists; more token ids than this fit no
+context."""
+
 _SMALL = 16 * 1024  # bytes that are parsed sooner than another thread would wake up
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`(?: - at `\$\.?(.*)`)?", re.DOTALL)
 _WRONG = re.compile(r"(.*) - at `\$\.?(.*)`", re.DOTALL)
@@ -73,6 +77,8 @@ async def parse_body(pool: Executor, body: bytes, kind: type[Kind]) -> Kind:
 
 def parse(body: bytes, kind: type[Kind]) -> Kind:
     """As `parse_body`, at once."""
+    if len(body) > MAX_COMMAS and body.count(b",") > MAX_COMMAS:
+        raise RequestError(f"The body may hold {MAX_COMMAS} commas, and has more.")
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:

@@ -23,6 +23,9 @@ TokenIds = npt.NDArray[np.int32]
 MAX_PROMPTS = 1024
 """Prompts in one request to /v1/completions."""
 
+MAX_CHARACTERS = 8 * 2**20
+"""Of a text that is to be tokenized: more than the longest contexts hold."""
+
 _SMALL_TEXT = 2000  # characters that are tokenized sooner than another thread would wake up
 _TEMPLATE_WORDS = ("self", "messages", "tools", "add_generation_prompt", "continue_final_message")
 
@@ -143,6 +146,10 @@ class PromptReader:
         return self._encode(text, adds)
 
     def _encode(self, text: str, adds: bool) -> TokenIds:
+        if len(text) > MAX_CHARACTERS:
+            raise RequestError(
+                f"prompt may have {MAX_CHARACTERS} characters, got {len(text)}.", field="prompt"
+            )
         return self.tokenizer.encode(text, add_special_tokens=adds)
 
     def _too_long(self, length: str) -> ApiError:

@@ -39,7 +39,7 @@ from pelton.server.streaming import (
 Chunk = TypeVar("Chunk", bound=msgspec.Struct)
 Whole = TypeVar("Whole", bound=msgspec.Struct)
 
-MAX_ANSWERS = 16_384
+MAX_ANSWERS = 1024
 """Answers to one request, prompts times n."""
 
 
@@ -103,12 +103,7 @@ class Service:
         self._check(body)
         params = completion_params(body, self._defaults)
         prompts = await self._reader.completion(body)
-        if len(prompts) * params.n > MAX_ANSWERS:
-            raise RequestError(
-                f"n must be at most {MAX_ANSWERS // len(prompts)} with {len(prompts)} prompts, got "
-                f"{params.n}.",
-                field="n",
-            )
+        _check_answers(params.n, len(prompts))
         head = self._head("cmpl")
         chunker = CompletionChunker(head, body, prompts, self._reader.tokenizer)
         streams = self._streams(head.id, prompts, params, body)
@@ -119,6 +114,7 @@ class Service:
         """As `complete`, for a conversation."""
         self._check(body)
         params = chat_params(body, self._defaults, max_logprobs=self._max_logprobs)
+        _check_answers(params.n, 1)
         prompt = await self._reader.chat(body)
         head = self._head("chatcmpl")
         chunker = ChatChunker(head, body, prompt, self._reader.tokenizer)
@@ -212,6 +208,14 @@ class Run(Generic[Chunk, Whole]):
                     joiner.add(chunk)
         joiner.add(self.usage_chunk())
         return joiner.whole()
+
+
+def _check_answers(n: int, num_prompts: int) -> None:
+    if n * num_prompts > MAX_ANSWERS:
+        raise RequestError(
+            f"n must be at most {MAX_ANSWERS // num_prompts} for {num_prompts} prompts, got {n}.",
+            field="n",
+        )
 
 
 def _refuse_abort(delta: RequestDelta) -> None:

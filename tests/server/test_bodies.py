@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import pytest
+
+from pelton.errors import RequestError
+from pelton.server import bodies
+from pelton.server.bodies import parse
+from pelton.server.protocol import UNSUPPORTED, ChatBody, CompletionBody, refuse_unsupported
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "words"),
+    [
+        (b'{"prompt": "x", "temprature": 1}', "temprature", "Did you mean 'temperature'"),
+        (b'{"prompt": "x", "zzz": 1}', "zzz", "not a field that is known here.$"),
+        (b'{"prompt": "x", "a`b": 1}', "a`b", "a`b"),
+        (b'{"prompt": "x", "stop": [1]}', "stop[...]", "expected str, got int"),
+        (b'{"prompt": "x", "n": 1.5}', "n", "expected int"),
+        (b'{"prompt": {}}', "prompt", "got object"),
+        (b'{"prompt": [1, null]}', "prompt[...]", "got null"),
+        (b"{}", "prompt", "prompt is missing"),
+        (b"[]", None, "expected object, got array"),
+        (b"{", None, "not valid JSON"),
+    ],
+)
+def test_what_is_wrong_is_told(body: bytes, field: str | None, words: str) -> None:
+    with pytest.raises(RequestError, match=words) as wrong:
+        parse(body, CompletionBody)
+    assert wrong.value.field == field
+
+
+def test_no_list_is_made_of_a_body_that_fits_no_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "MAX_COMMAS", 10)
+    with pytest.raises(RequestError, match="commas"):
+        parse(b'{"prompt": [' + b"1," * 11 + b"1]}", CompletionBody)
+    assert parse(b'{"prompt": [' + b"1," * 10 + b"1]}", CompletionBody).prompt == [1] * 11
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_unsupported_fields(name: str) -> None:
+    """Neutral values are let in, all others refused by name; a field of the table is one of a type
+    that is read, so that it is refused with its hint and not as unknown."""
+    kinds = [k for k in (ChatBody, CompletionBody) if name in k.__struct_fields__]
+    assert kinds
+    for kind in kinds:
+        first = {"messages": [{}]} if kind is ChatBody else {"prompt": "x"}
+        for value in UNSUPPORTED[name].neutral:
+            refuse_unsupported(kind(**first, **{name: value}))
+        for value in ("something", 7, {"a": 1}):
+            with pytest.raises(RequestError, match=f"{name} is not supported") as refusal:
+                refuse_unsupported(kind(**first, **{name: value}))
+            assert refusal.value.field == name

@@ -1,0 +1,121 @@
+"""Large prompts are nobody else's trouble."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from support.processes import ServeProcess, serving
+from support.scripted_engine import smollm2
+from support.tiny import tiny_llama
+
+WORDS = "Turbines number 12 turn; water runs, and light is made of it. "
+
+
+@functools.cache
+def wordy_model() -> Path:
+    """A tiny random Llama with SmolLM2's tokenizer and a context of 8192 tokens."""
+    tokenizer = smollm2()[2]
+    weights = tiny_llama(
+        vocab_size=49152,
+        max_position_embeddings=8192,
+        num_hidden_layers=1,
+        tie_word_embeddings=True,
+    )
+    folder = Path(tempfile.mkdtemp(prefix="pelton-wordy-")) / "wordy"
+    shutil.copytree(weights, folder)
+    tokenizer.backend.save(str(folder / "tokenizer.json"))
+    settings = {**tokenizer.special_tokens, "chat_template": tokenizer.chat_template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+async def watch(
+    server: ServeProcess, num_prompts: int, num_bytes: int
+) -> tuple[float, float, list[int]]:
+    """Sends prompts of `num_bytes` at once, a part of them to be refused by their length alone, a
+    part to be tokenized and cut, and a part as chats. Returns the longest time that /health took
+    and the longest gap in a stream meanwhile, in seconds, and the prompts' statuses."""
+    text = (WORDS * (num_bytes // len(WORDS) + 1))[:num_bytes]
+    bodies: list[tuple[str, dict[str, Any]]] = [
+        ("/v1/completions", {"prompt": text, "max_tokens": 1}),
+        ("/v1/completions", {"prompt": text, "max_tokens": 1, "truncate_prompt_tokens": 100}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": text}]}),
+    ]
+    raw = [(path, json.dumps(body).encode()) for path, body in bodies]
+    slowest, gap = 0.0, 0.0
+    is_over = asyncio.Event()
+    async with httpx.AsyncClient(base_url=server.url, timeout=300) as client:
+        streaming = asyncio.Event()
+
+        async def stream() -> None:
+            nonlocal gap
+            body = {"prompt": "Go", "max_tokens": 8000, "ignore_eos": True, "stream": True}
+            async with client.stream("POST", "/v1/completions", json=body) as response:
+                last = None
+                async for _ in response.aiter_raw():
+                    now = time.perf_counter()
+                    if last is not None:
+                        gap = max(gap, now - last)
+                    last = now
+                    streaming.set()
+                    if is_over.is_set():
+                        return
+            raise AssertionError("the stream ended too early")
+
+        async def poll() -> None:
+            nonlocal slowest
+            while not is_over.is_set():
+                began = time.perf_counter()
+                assert (await client.get("/health")).status_code == 200
+                slowest = max(slowest, time.perf_counter() - began)
+                await asyncio.sleep(0.1)
+
+        async def send(number: int) -> int:
+            path, body = raw[number % len(raw)]
+            # A process of its own: what this one does with megabytes is not to be measured.
+            sender = await asyncio.create_subprocess_exec(
+                *("curl", "-s", "-o", "/dev/null", "-w", "%{http_code}", "--data-binary", "@-"),
+                *("-H", "Content-Type: application/json", server.url + path),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+            )
+            status, _ = await sender.communicate(body)
+            return int(status)
+
+        tasks = [asyncio.create_task(stream()), asyncio.create_task(poll())]
+        await streaming.wait()
+        gap = 0.0
+        statuses = await asyncio.gather(*(send(number) for number in range(num_prompts)))
+        is_over.set()
+        await asyncio.gather(*tasks)
+    return slowest, gap, statuses
+
+
+@pytest.mark.long
+def test_ten_prompts_of_5_megabytes() -> None:
+    """On a machine with nothing else to do: /health within 100 ms, no gap of 100 ms in a stream."""
+    with serving(model=wordy_model()) as server:
+        slowest, gap, statuses = asyncio.run(watch(server, 10, 5_000_000))
+        print(f"/health {slowest:.3f} s at most, stream {gap:.3f} s")
+        assert set(statuses) == {200, 400}
+        assert slowest < 0.1
+        assert gap < 0.1
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl to send large bodies")
+def test_prompts_of_a_megabyte() -> None:
+    """With room for a busy machine: work on the loop would take far longer than this."""
+    with serving(model=wordy_model()) as server:
+        slowest, gap, statuses = asyncio.run(watch(server, 3, 1_500_000))
+        assert sorted(statuses) == [200, 400, 400]
+        assert slowest < 0.5
+        assert gap < 0.5

@@ -1,0 +1,92 @@
+"""Requests made of the OpenAPI document: none may hang, none may be a fault of the server's, and
+every answer is as the document says."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterator
+
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+from support.scripted_engine import scripted_llm, text_script
+from support.serving import served
+
+from pelton.server.app import OPERATIONS
+
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_schema_conformance,
+]
+PATHS = sorted({operation.path for operation in OPERATIONS})
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """A server in a thread of its own: schemathesis is not asynchronous."""
+    with running() as address:
+        yield address
+
+
+@contextlib.contextmanager
+def running() -> Iterator[str]:
+    ready, stop = threading.Event(), threading.Event()
+    address = []
+
+    async def main() -> None:
+        async with served(scripted_llm(text_script("Yes. 😊"))) as server:
+            address.append(f"http://127.0.0.1:{server.port}")
+            ready.set()
+            while not stop.is_set():
+                await asyncio.sleep(0.01)
+
+    thread = threading.Thread(target=lambda: asyncio.run(main()))
+    thread.start()
+    try:
+        assert ready.wait(30)
+        yield address[0]
+    finally:
+        stop.set()
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+def examine(url: str, path: str, max_examples: int) -> None:
+    schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
+    for operation in schema.include(path=path).get_all_operations():
+
+        @settings(
+            max_examples=max_examples,
+            deadline=None,
+            database=None,
+            derandomize=True,
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(case=operation.ok().as_strategy())
+        def check(case: schemathesis.Case) -> None:
+            case.call_and_validate(checks=CHECKS, timeout=20)
+
+        check()
+    assert httpx.get(f"{url}/health").status_code == 200
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_requests_of_the_document(url: str, path: str) -> None:
+    examine(url, path, max_examples=20)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("path", PATHS)
+def test_many_requests_of_the_document(url: str, path: str) -> None:
+    examine(url, path, max_examples=1000)

@@ -1,0 +1,294 @@
+"""`pelton serve` as a process: what clients, signals and dying engines see."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+from support.processes import (
+    ServeProcess,
+    chat_model,
+    gone_within,
+    is_running,
+    serving,
+)
+
+KEY = "sk-test"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
+    """With a key, a name, and a configuration file whose log level a flag overrides."""
+    config = tmp_path_factory.mktemp("config") / "serve.yaml"
+    config.write_text("served-model-name: tiny\nlog_level: debug\nmax-num-seqs: 8\n")
+    with serving(
+        "--config", str(config), "--log-level", "info", "--batch-invariant", PELTON_API_KEY=KEY
+    ) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server: ServeProcess) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0, timeout=60)
+
+
+def test_ready_table(server: ServeProcess) -> None:
+    for words in [
+        r"model +tiny-chat \(LlamaForCausalLM\), called tiny$",
+        r"dtype +float32 on cpu$",
+        r"context +256 tokens$",
+        r"KV cache +\d+ tokens, room for \d+ requests of full length$",
+        r"at a time +8 answers$",
+        r"started in +[\d.]+ s: .*load weights [\d.]+ s",
+        r"API keys +1$",
+        r"URL +http://127\.0\.0\.1:\d+$",
+    ]:
+        assert re.search(words, server.log, re.MULTILINE), words
+    assert "DEBUG" not in server.log
+
+
+def test_completions(client: openai.OpenAI) -> None:
+    whole = client.completions.create(
+        model="tiny", prompt="The sea", max_tokens=12, temperature=0, logprobs=2
+    )
+    (choice,) = whole.choices
+    assert choice.finish_reason == "length"
+    assert whole.usage
+    assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (7, 12)
+    assert choice.logprobs
+    assert choice.logprobs.token_logprobs
+    assert len(choice.logprobs.token_logprobs) == 12
+    assert choice.logprobs.top_logprobs
+    assert all(len(top) == 2 for top in choice.logprobs.top_logprobs)
+    stream = client.completions.create(
+        model="tiny", prompt="The sea", max_tokens=12, temperature=0, stream=True
+    )
+    assert "".join(chunk.choices[0].text for chunk in stream) == choice.text
+    ids = [*b"The sea"]
+    by_ids = client.completions.create(model="tiny", prompt=ids, max_tokens=12, temperature=0)
+    assert by_ids.choices[0].text == choice.text
+    both = client.completions.create(
+        model="tiny", prompt=["The sea", "x"], max_tokens=12, temperature=0
+    )
+    assert both.choices[0].text == choice.text
+
+
+def test_chat(client: openai.OpenAI) -> None:
+    whole = client.chat.completions.create(
+        model="tiny",
+        messages=[{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}],
+        max_completion_tokens=10,
+        temperature=0.9,
+        seed=3,
+        logprobs=True,
+        top_logprobs=3,
+    )
+    (choice,) = whole.choices
+    assert choice.message.role == "assistant"
+    assert choice.logprobs
+    assert choice.logprobs.content
+    raw = b"".join(bytes(token.bytes or []) for token in choice.logprobs.content)
+    assert raw.replace(b"</s>", b"").decode("utf-8", "replace") == choice.message.content
+    for token in choice.logprobs.content:
+        values = [top.logprob for top in token.top_logprobs]
+        assert len(values) == 3
+        assert values == sorted(values, reverse=True)
+        assert token.logprob <= values[0]
+    stream = client.chat.completions.create(
+        model="tiny",
+        messages=[{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}],
+        max_completion_tokens=10,
+        temperature=0.9,
+        seed=3,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    *chunks, last = list(stream)
+    assert last.usage
+    assert whole.usage
+    assert last.usage.total_tokens == whole.usage.total_tokens
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert text == choice.message.content
+
+
+def test_several_answers(client: openai.OpenAI) -> None:
+    """Answer i is that of a request with seed + i."""
+    three = client.completions.create(
+        model="tiny", prompt="Once", n=3, temperature=1, seed=7, max_tokens=8
+    )
+    assert [choice.index for choice in three.choices] == [0, 1, 2]
+    for number, choice in enumerate(three.choices):
+        one = client.completions.create(
+            model="tiny", prompt="Once", temperature=1, seed=7 + number, max_tokens=8
+        )
+        assert one.choices[0].text == choice.text
+    assert three.usage
+    assert three.usage.prompt_tokens == 4
+
+
+def test_stop(client: openai.OpenAI) -> None:
+    """Case 22: nothing of the stop string is shown, and usage counts its tokens."""
+    free = client.completions.create(
+        model="tiny", prompt="Once", temperature=0, max_tokens=30
+    ).choices[0]
+    whole = [piece for piece in free.text if piece != "\ufffd"]
+    stop = whole[3]
+    body = {"model": "tiny", "prompt": "Once", "temperature": 0, "max_tokens": 30, "stop": stop}
+    cut = client.completions.create(**body)  # type: ignore[call-overload]
+    assert cut.choices[0].text == free.text[: free.text.index(stop)]
+    assert cut.choices[0].finish_reason == "stop"
+    assert cut.choices[0].stop_reason == stop
+    assert 0 < cut.usage.completion_tokens <= 30
+    kept = client.completions.create(  # type: ignore[call-overload]
+        **body, extra_body={"include_stop_str_in_output": True}
+    )
+    assert kept.choices[0].text == cut.choices[0].text + stop
+
+
+def test_echo_with_logprobs_of_the_prompt(client: openai.OpenAI) -> None:
+    """Case 35: offsets go on from the prompt to the answer, streamed or not."""
+    body = {"model": "tiny", "prompt": "Zoé", "echo": True, "logprobs": 1, "max_tokens": 3}
+    body |= {"temperature": 0}
+    whole = client.completions.create(**body).choices[0]  # type: ignore[call-overload]
+    assert whole.text.startswith("Zoé")
+    assert whole.logprobs.token_logprobs[0] is None
+    assert all(value <= 0 for value in whole.logprobs.token_logprobs[1:])
+    assert whole.logprobs.text_offset[:5] == [0, 1, 2, 2, 3]
+    assert len(whole.logprobs.tokens) == 7
+    offsets = []
+    for chunk in client.completions.create(**body, stream=True):  # type: ignore[call-overload]
+        offsets += chunk.choices[0].logprobs.text_offset
+    assert offsets == whole.logprobs.text_offset
+    alone = client.completions.create(**{**body, "max_tokens": 0})  # type: ignore[call-overload]
+    assert alone.choices[0].text == "Zoé"
+    assert alone.choices[0].logprobs.token_logprobs == whole.logprobs.token_logprobs[:4]
+    assert alone.usage.completion_tokens == 0
+
+
+def test_cached_tokens_are_told(client: openai.OpenAI) -> None:
+    prompt = "A prompt that is longer than one block of the cache, certainly."
+    for expected in (0, len(prompt) - 1 - (len(prompt) - 1) % 16):
+        answer = client.completions.create(model="tiny", prompt=prompt, max_tokens=1)
+        assert answer.usage
+        details = answer.usage.prompt_tokens_details
+        assert details
+        assert details.cached_tokens == expected
+
+
+def test_errors(client: openai.OpenAI, server: ServeProcess) -> None:
+    with pytest.raises(openai.BadRequestError) as wrong:
+        client.completions.create(model="tiny", prompt="x", temperature=9)
+    assert wrong.value.param == "temperature"
+    with pytest.raises(openai.NotFoundError) as unknown:
+        client.completions.create(model="gpt-4", prompt="x")
+    assert unknown.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError) as long:
+        client.completions.create(model="tiny", prompt="x" * 300)
+    assert long.value.code == "context_length_exceeded"
+    stranger = openai.OpenAI(base_url=f"{server.url}/v1", api_key="sk-no", max_retries=0)
+    with pytest.raises(openai.AuthenticationError):
+        stranger.models.list()
+    assert [model.id for model in client.models.list()] == ["tiny"]
+
+
+def test_metrics_and_log(client: openai.OpenAI, server: ServeProcess) -> None:
+    client.completions.create(model="tiny", prompt="A secret", max_tokens=2, user="me")
+    text = httpx.get(f"{server.url}/metrics").text
+    for name in ("generation_tokens_total", "prompt_tokens_total", "request_success_total"):
+        values = [line for line in text.splitlines() if line.startswith(f"pelton:{name}")]
+        assert float(values[0].split()[-1]) > 0, name
+    assert re.search(r"POST /v1/completions: 8 \+ 2 tokens, .*length, for 'me'", server.log)
+    assert "secret" not in server.log
+
+
+def test_first_interrupt_drains_and_exit_code_is_0() -> None:
+    with serving("--log-prompts") as running:
+        found: list[str] = []
+
+        def read() -> None:
+            body = {"prompt": "Hello", "max_tokens": 200, "ignore_eos": True, "stream": True}
+            with httpx.stream("POST", f"{running.url}/v1/completions", json=body) as response:
+                for line in response.iter_lines():
+                    found.append(line)
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        while len(found) < 4:
+            time.sleep(0.005)
+        engine = running.engine_pid()
+        running.process.send_signal(signal.SIGINT)
+        reader.join(30)
+        assert found[-2] == "data: [DONE]"
+        assert running.wait() == 0
+        assert gone_within(engine, 5)
+        assert "prompt: 'Hello'" in running.log
+        assert "Traceback" not in running.log
+
+
+def test_second_interrupt_ends_at_once() -> None:
+    flags = ["--uds", f"/tmp/pelton-test-{os.getpid()}.sock", "--max-num-seqs", "4"]
+    with serving(*flags, model=chat_model(8192)) as running:
+        path = running.url.partition("unix://")[2]
+        transport = httpx.HTTPTransport(uds=path)
+        lines: list[str] = []
+
+        def read() -> None:
+            body = {"prompt": "Hello", "max_tokens": 8000, "ignore_eos": True, "stream": True}
+            with (
+                httpx.Client(transport=transport, timeout=60) as client,
+                client.stream("POST", "http://x/v1/completions", json=body) as response,
+            ):
+                try:
+                    for line in response.iter_lines():
+                        lines.append(line)
+                except httpx.HTTPError:
+                    lines.append("broken")
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        while len(lines) < 4:
+            time.sleep(0.005)
+        engine = running.engine_pid()
+        running.process.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+        assert running.process.poll() is None
+        running.process.send_signal(signal.SIGINT)
+        assert running.wait(10) == 130
+        assert gone_within(engine, 5)
+        reader.join(10)
+        assert "data: [DONE]" not in lines
+        assert not Path(path).exists()
+
+
+def test_killed_engine_ends_the_server_with_its_last_words() -> None:
+    with serving() as running:
+        engine = running.engine_pid()
+        with httpx.stream(
+            "POST",
+            f"{running.url}/v1/completions",
+            json={"prompt": "Hi", "max_tokens": 240, "ignore_eos": True, "stream": True},
+            timeout=30,
+        ) as response:
+            lines = response.iter_lines()
+            next(lines)
+            os.kill(engine, signal.SIGKILL)
+            *_, last = [line for line in lines if line]
+            assert '"error"' in last or "[DONE]" in last
+        assert running.wait(5) == 1
+        assert "SIGKILL" in running.log.splitlines()[-1]
+
+
+def test_killed_server_leaves_no_engine() -> None:
+    with serving() as running:
+        engine = running.engine_pid()
+        assert is_running(engine)
+        running.process.send_signal(signal.SIGKILL)
+        assert gone_within(engine, 5)
