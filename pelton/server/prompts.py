@@ -23,8 +23,10 @@ TokenIds = npt.NDArray[np.int32]
 MAX_PROMPTS = 1024
 """Prompts in one request to /v1/completions."""
 
-MAX_CHARACTERS = 8 * 2**20
-"""Of a text that is to be tokenized: more than the longest contexts hold."""
+_MAX_CHARACTERS = 2**20
+_MAX_PER_TOKEN = 16
+"""Of a text that is tokenized: so many, or so many per token of the context if that is more. What a
+million tokens come as is one list, and everybody waits while it is made."""
 
 _SMALL_TEXT = 2000  # characters that are tokenized sooner than another thread would wake up
 _TEMPLATE_WORDS = ("self", "messages", "tools", "add_generation_prompt", "continue_final_message")
@@ -65,6 +67,7 @@ class PromptReader:
         self._max_model_len = max_model_len
         self._pool = pool
         self._trusts_templates = trusts_templates
+        self._max_characters = max(_MAX_CHARACTERS, _MAX_PER_TOKEN * max_model_len)
         width = max_bytes_per_token(tokenizer)
         self._max_bytes = None if width is None else width * max_model_len
 
@@ -146,9 +149,10 @@ class PromptReader:
         return self._encode(text, adds)
 
     def _encode(self, text: str, adds: bool) -> TokenIds:
-        if len(text) > MAX_CHARACTERS:
+        if len(text) > self._max_characters:
             raise RequestError(
-                f"prompt may have {MAX_CHARACTERS} characters, got {len(text)}.", field="prompt"
+                f"prompt may have {self._max_characters} characters, got {len(text)}.",
+                field="prompt",
             )
         return self.tokenizer.encode(text, add_special_tokens=adds)
 

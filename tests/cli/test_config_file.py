@@ -51,7 +51,8 @@ def test_flags_win_over_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("pelton.server.serve.serve", fake_serve)
     file = tmp_path / "serve.yaml"
     file.write_text(
-        "model: from-file\nport: 9\nserved-model-name: x\nmax-model-len: 77\nenable-prefix-caching: no\n"
+        "model: from-file\nport: 9\nserved-model-name: x\nmax-model-len: 77\n"
+        "enable-prefix-caching: no\n"
     )
     options = serve.parse(
         ["--config", str(file), "--port", "10", "--api-key", "a", "--api-key", "b"]

@@ -10,7 +10,7 @@ def test_intervals_count_tokens_and_not_deltas(monkeypatch: pytest.MonkeyPatch) 
     """Source of the definitions: ITL and TPOT of tokens, however many come at once."""
     now = [100.0]
     monkeypatch.setattr(timing.time, "monotonic", lambda: now[0])
-    times = RequestTimes()
+    times = RequestTimes(arrival=100.0)
     assert times.to_first is None
     assert times.per_output_token(0) is None
     now[0] = 102.0

@@ -13,6 +13,7 @@ from support.serving import run, served
 
 from pelton.messages.from_engine import Fault
 from pelton.messages.to_engine import AddRequest
+from pelton.tokens import template_sandbox
 
 TEXT = "A turbine turns water into light. 😊 DEFGHIJ, and so on."
 CHAT = "/v1/chat/completions"
@@ -557,8 +558,11 @@ def test_served_under_a_prefix() -> None:
     run(main)
 
 
-def test_a_template_that_never_ends_is_a_fault_of_the_request() -> None:
+def test_a_template_that_never_ends_is_a_fault_of_the_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Case 36: 400 with the template's message, and nobody waits for it."""
+    monkeypatch.setattr(template_sandbox, "MAX_SECONDS", 1.0)
 
     async def main() -> None:
         async with served(scripted_llm(), trust_request_chat_template=True) as server:

@@ -3,9 +3,6 @@ every answer is as the document says."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import threading
 from collections.abc import Iterator
 
 import httpx
@@ -19,7 +16,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 from support.scripted_engine import scripted_llm, text_script
-from support.serving import served
+from support.serving import served_in_thread
 
 from pelton.server.app import OPERATIONS
 
@@ -35,31 +32,8 @@ PATHS = sorted({operation.path for operation in OPERATIONS})
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     """A server in a thread of its own: schemathesis is not asynchronous."""
-    with running() as address:
+    with served_in_thread(lambda: scripted_llm(text_script("Yes. 😊"))) as address:
         yield address
-
-
-@contextlib.contextmanager
-def running() -> Iterator[str]:
-    ready, stop = threading.Event(), threading.Event()
-    address = []
-
-    async def main() -> None:
-        async with served(scripted_llm(text_script("Yes. 😊"))) as server:
-            address.append(f"http://127.0.0.1:{server.port}")
-            ready.set()
-            while not stop.is_set():
-                await asyncio.sleep(0.01)
-
-    thread = threading.Thread(target=lambda: asyncio.run(main()))
-    thread.start()
-    try:
-        assert ready.wait(30)
-        yield address[0]
-    finally:
-        stop.set()
-        thread.join(30)
-        assert not thread.is_alive()
 
 
 def examine(url: str, path: str, max_examples: int) -> None:

@@ -17,7 +17,6 @@ from support.processes import (
     ServeProcess,
     chat_model,
     gone_within,
-    is_running,
     serving,
 )
 
@@ -284,11 +283,3 @@ def test_killed_engine_ends_the_server_with_its_last_words() -> None:
             assert '"error"' in last or "[DONE]" in last
         assert running.wait(5) == 1
         assert "SIGKILL" in running.log.splitlines()[-1]
-
-
-def test_killed_server_leaves_no_engine() -> None:
-    with serving() as running:
-        engine = running.engine_pid()
-        assert is_running(engine)
-        running.process.send_signal(signal.SIGKILL)
-        assert gone_within(engine, 5)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
 import httpx
@@ -74,6 +75,31 @@ async def served(
         await task
         state.pool.shutdown()
         await llm.close()
+
+
+@contextlib.contextmanager
+def served_in_thread(make: Callable[[], AsyncLLM], **options: Any) -> Iterator[str]:
+    """The URL of a server with an event loop of its own, for tests that have none, or another.
+    make: called there."""
+    ready, stop = threading.Event(), threading.Event()
+    address = []
+
+    async def main() -> None:
+        async with served(make(), **options) as server:
+            address.append(f"http://127.0.0.1:{server.port}")
+            ready.set()
+            while not stop.is_set():
+                await asyncio.sleep(0.01)
+
+    thread = threading.Thread(target=lambda: asyncio.run(main()))
+    thread.start()
+    try:
+        assert ready.wait(30)
+        yield address[0]
+    finally:
+        stop.set()
+        thread.join(30)
+        assert not thread.is_alive()
 
 
 def run(main: Callable[[], Awaitable[Any]], timeout: float = 30) -> Any:
