@@ -122,10 +122,10 @@ def test_ten_prompts_of_5_megabytes() -> None:
         assert gap < 0.1
 
 
-def test_prompts_of_half_a_megabyte() -> None:
-    """With room for a busy machine: work on the loop would take far longer than this."""
+def test_prompts_of_a_megabyte() -> None:
+    """With room for a busy machine: a megabyte tokenized on the loop would take a second or more."""
     with served_in_thread(lambda: scripted_llm(delay=0.01)) as url:
-        slowest, gap, statuses = asyncio.run(watch(url, 3, 500_000))
+        slowest, gap, statuses = asyncio.run(watch(url, 3, 1_000_000))
         assert sorted(statuses) == [200, 400, 400]
-        assert slowest < 0.4
-        assert gap < 0.4
+        assert slowest < 0.7
+        assert gap < 0.7

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import tokenizers
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.scripted_engine import smollm2
 from support.texts import byte_tokenizer
@@ -43,6 +43,7 @@ CERTAIN = [byte_tokenizer(), fallback_tokenizer(), nfc_tokenizer(), smollm2()[2]
 
 
 @pytest.mark.parametrize("tokenizer", CERTAIN)
+@settings(deadline=None)
 @given(
     text=st.text(
         st.sampled_from(
