@@ -129,7 +129,7 @@ def test_ten_prompts_of_5_megabytes() -> None:
 
 
 def test_prompts_of_a_megabyte() -> None:
-    """With room for a busy machine: on the loop, a megabyte's tokens would take a second or more."""
+    """With room for a busy machine: on the loop, a megabyte would take a second or more."""
     with served_in_thread(lambda: scripted_llm(delay=0.01)) as url:
         slowest, gap, statuses = asyncio.run(watch(url, 3, 1_000_000))
         assert sorted(statuses) == [200, 400, 400]
