@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -388,8 +389,9 @@ class AsyncLLM:
     def _note_death(self, error: EngineDead) -> None:
         if self._death.done():
             return
-        for _ in self._deliveries:
-            pass  # what came before its death counts
+        with suppress(Exception):
+            for _ in self._deliveries:
+                pass  # what came before its death counts
         self._death.set_result(error)
         self._answers.clear()
         self._silent.clear()
@@ -415,11 +417,16 @@ class AsyncLLM:
         """Deliver what has arrived, in slices."""
         self._is_scheduled = False
         deadline = time.perf_counter() + _SLICE_SECONDS
-        for _ in self._deliveries:
-            if time.perf_counter() > deadline:
-                self._is_scheduled = True
-                self._loop.call_soon(self._work)
-                return
+        try:
+            for _ in self._deliveries:
+                if time.perf_counter() > deadline:
+                    self._is_scheduled = True
+                    self._loop.call_soon(self._work)
+                    return
+        except Exception as error:
+            # `_give` keeps one request's faults from the others, so the frame itself is wrong.
+            _log.exception("A frame of the engine was not understood")
+            self._note_death(EngineDead(f"The engine sent a wrong frame: {error}."))
         self._deliveries = self._deliver_all()
 
     def _deliver_all(self) -> Iterator[None]:

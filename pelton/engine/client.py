@@ -169,7 +169,13 @@ class EngineProcess:
     def _read(self) -> None:
         """All that has arrived: the socket tells of it only once."""
         while (frame := self._receiver.take()) is not None:
-            self._take(decode_from_engine(frame))
+            try:
+                self._take(decode_from_engine(frame))
+            except Exception as error:
+                # What this process does wrong ends the engine, too: nobody would read on.
+                _log.exception("A message of the engine's process was not understood")
+                self._die(EngineDead(f"The engine's process sent a wrong message: {error}."))
+                self.kill()
 
     def _take(self, message: FromEngine) -> None:
         if isinstance(message, Dead):

@@ -128,13 +128,15 @@ def _take_all(
     loop: EngineLoop,
     outbox: SimpleQueue[FromEngine | None],
 ) -> bool:
-    """Take what has arrived; wait as long as there is nothing to do. False to stop."""
+    """Take what has arrived by now; wait as long as there is nothing to do. False to stop."""
+    num_due = inbox.qsize()
     while True:
+        if num_due <= 0 and served.has_work():
+            return True  # what comes in the meantime must not keep the others waiting
+        num_due -= 1
         try:
             message = inbox.get_nowait()
         except Empty:
-            if served.has_work():
-                return True
             # Before the long silence: refusals, and stats that an abort has changed.
             outbox.put(served.current())
             message = inbox.get()

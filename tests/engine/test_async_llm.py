@@ -7,9 +7,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from support.scripted_engine import engine_of, scripted_llm, smollm2, text_script
 
 from pelton.config.params import SamplingParams
+from pelton.engine import async_llm
 from pelton.engine.async_llm import AsyncLLM
 from pelton.engine.outputs import CompletionOutput, RequestDelta
 from pelton.errors import EngineBusy, EngineDead, RequestError, RequestFailed
@@ -318,6 +320,48 @@ def test_death_reaches_every_stream():
             await collect(llm)
         assert not llm._streams
         await llm.close()
+
+    run(main)
+
+
+def test_large_frames_are_worked_on_in_slices(monkeypatch):
+    """With slices of no length, others get their turn between any two answers of a frame; and all
+    answers are whole."""
+    monkeypatch.setattr(async_llm, "_SLICE_SECONDS", -1.0)
+
+    async def main() -> None:
+        llm = scripted_llm(text_script(TEXT), step_size=1000)
+        engine_of(llm).paused = True
+        tasks = [asyncio.create_task(collect(llm, f"r{i}")) for i in range(32)]
+        await asyncio.sleep(0.01)
+        engine_of(llm).paused = False
+        turns = 0
+        while llm._answers:
+            if len(llm._answers) < 32:
+                turns += 1
+            await asyncio.sleep(0)
+        assert turns >= 31
+        for task in tasks:
+            (output,), _ = await task
+            assert output.text == TEXT
+        assert is_empty(llm)
+
+    run(main)
+
+
+@pytest.mark.parametrize("change", [{"counts": b"\2\0\0\0"}, {"handles": b"\0" * 7}])
+def test_a_frame_that_cannot_be(change):
+    """Nobody waits for ever: it is as if the engine had died."""
+
+    async def main() -> None:
+        llm = scripted_llm(delay=0.001)
+        frame = engine_of(llm)._frame
+        tasks = [asyncio.create_task(collect(llm, f"r{i}", params(None))) for i in range(3)]
+        await asyncio.sleep(0.02)
+        engine_of(llm)._frame = lambda: replace(frame(), **change)  # type: ignore[method-assign]
+        for result in await asyncio.gather(*tasks, return_exceptions=True):
+            assert isinstance(result, EngineDead)
+        assert not llm.is_alive
 
     run(main)
 
