@@ -25,7 +25,9 @@
 
 #define K_UNIT 32
 #define ROW_BLOCK 8     /* rows that share one pass over a panel: 16 sums in registers */
-#define ROWS_IN_CACHE 128 /* rows whose x stays in the second-level cache between panels */
+/* Bytes of x that stay in the second-level cache while a weight passes: the weight of a layer is
+   larger than that cache and comes from further away, once for each such block of rows. */
+#define X_IN_CACHE (768 * 1024)
 /* With more rows than this per thread the threads share rows rather than panels. */
 #define ROWS_TO_SPLIT 128
 #define AMX_MIN_ROWS 4
@@ -35,6 +37,7 @@
 typedef struct {
     linear_args a;
     int64_t k_pad, num_panels, num_pairs;
+    int64_t block_rows; /* rows of x that stay in the cache, a multiple of 32 */
     int64_t rows_pad;
     void *prepared; /* x, normed and padded: [rows_pad, k_pad], or NULL: x serves as it is */
     int64_t prepared_stride;
@@ -144,10 +147,10 @@ static void panel_rows(const job *j, const char *x, int num_rows, int64_t panel,
 
 static inline v16f activated(int activation, v16f gate, v16f up) {
     if (activation == SILU_MUL)
-        return gate / (1.0f + exp_v16(-gate)) * up;
+        return gate * reciprocal(1.0f + exp_v16(-gate)) * up;
     /* tanh(z) = 1 - 2 / (exp(2 z) + 1), so gelu(g) = g (1 - 1 / (exp(2 z) + 1)). */
     v16f z = 0.79788456080286536f * (gate + 0.044715f * gate * gate * gate);
-    return gate * (1.0f - 1.0f / (exp_v16(2.0f * z) + 1.0f)) * up;
+    return gate * (1.0f - reciprocal(exp_v16(2.0f * z) + 1.0f)) * up;
 }
 
 static inline void finish_panel(const job *j, int64_t row, int64_t panel, v16f sum) {
@@ -213,6 +216,12 @@ static inline int64_t place(const job *j, int64_t row, int64_t k) {
     return tile * 16 * K_UNIT + row % 16 * K_UNIT + k % K_UNIT;
 }
 
+/* Rounded before the weight comes, as the checkpoints' authors have it. */
+static inline v16f normed_bf16(v16f value, float scale, v16f weight) {
+    v16f rounded = (v16f)(__builtin_convertvector(to_bf16(value * scale), v16u) << 16);
+    return rounded * weight;
+}
+
 static void prepare_row_bf16(const job *j, int64_t row, bf16 *to) {
     int64_t k = row < j->a.num_rows ? j->a.num_columns : 0, whole = k / LANES * LANES;
     const bf16 *x = (const bf16 *)j->a.x + row * j->a.x_stride;
@@ -230,16 +239,22 @@ static void prepare_row_bf16(const job *j, int64_t row, bf16 *to) {
         scale = 1.0f / sqrtf((sum_of_lanes(squares) + tail) / (float)k + j->a.norm_eps);
     }
     for (int64_t i = 0; i < j->k_pad; i += LANES) {
-        bf16 own[LANES] = {0}, factors[LANES] = {0};
-        int64_t count = k - i < 0 ? 0 : k - i > LANES ? LANES : k - i;
-        memcpy(own, x + i, (size_t)count * sizeof *own);
-        if (weight) {
-            memcpy(factors, weight + i, (size_t)count * sizeof *factors);
-            /* Rounded before the weight comes, as the checkpoints' authors have it. */
-            store_bf16(own, load_bf16(own) * scale);
-            store_bf16(own, load_bf16(own) * load_bf16(factors));
+        if (i < whole) {
+            v16f value = load_bf16(x + i);
+            if (weight)
+                value = normed_bf16(value, scale, load_bf16(weight + i));
+            store_bf16(to + place(j, row, i), value);
+            continue;
         }
-        memcpy(to + place(j, row, i), own, sizeof own);
+        bf16 own[LANES] = {0}, factors[LANES] = {0};
+        for (int64_t lane = 0; i + lane < k; lane++) {
+            own[lane] = x[i + lane];
+            if (weight)
+                factors[lane] = weight[i + lane];
+        }
+        v16f value = load_bf16(own);
+        store_bf16(to + place(j, row, i),
+                   weight ? normed_bf16(value, scale, load_bf16(factors)) : value);
     }
 }
 
@@ -260,14 +275,17 @@ static void prepare_row_f32(const job *j, int64_t row, float *to) {
         scale = 1.0f / sqrtf((sum_of_lanes(squares) + tail) / (float)k + j->a.norm_eps);
     }
     for (int64_t i = 0; i < j->k_pad; i += LANES) {
-        float own[LANES] = {0}, factors[LANES] = {0};
-        int64_t count = k - i < 0 ? 0 : k - i > LANES ? LANES : k - i;
-        memcpy(own, x + i, (size_t)count * sizeof *own);
-        if (weight) {
-            memcpy(factors, weight + i, (size_t)count * sizeof *factors);
-            store_f32(own, load_f32(own) * scale * load_f32(factors));
+        if (i < whole) {
+            v16f value = load_f32(x + i);
+            if (weight)
+                value = value * scale * load_f32(weight + i);
+            store_f32(to + place(j, row, i), value);
+            continue;
         }
-        memcpy(to + place(j, row, i), own, sizeof own);
+        float own[LANES] = {0};
+        for (int64_t lane = 0; i + lane < k; lane++)
+            own[lane] = weight ? x[i + lane] * scale * weight[i + lane] : x[i + lane];
+        store_f32(to + place(j, row, i), load_f32(own));
     }
 }
 
@@ -305,13 +323,67 @@ static void configure_tiles(void) {
     _tile_loadconfig(&config);
 }
 
+/* finish_pair for `count` rows whose sums lie in four tiles: for whole panels two conversions in
+   one, since what a pair of panels costs here is about what its products cost. */
+static inline __attribute__((always_inline)) void
+finish_rows(const job *j, int64_t row, int64_t count, int64_t pair, float (*sums)[LANES][LANES],
+            int activation, int mode) {
+    int64_t left = activation ? pair : 2 * pair, stride = j->a.out_stride;
+    int64_t right = activation ? pair + j->num_panels / 2 : 2 * pair + 1;
+    v16f left_bias = {0}, right_bias = {0};
+    if (j->a.bias) {
+        left_bias = load_f32(j->a.bias + left * LANES);
+        right_bias = load_f32(j->a.bias + right * LANES);
+    }
+    bf16 *out = (bf16 *)j->a.out + row * stride + left * LANES;
+    for (int64_t i = 0; i < count; i++, out += stride) {
+        v16f first = load_f32(sums[i / 16 * 2][i % 16]) + left_bias;
+        v16f second = load_f32(sums[i / 16 * 2 + 1][i % 16]) + right_bias;
+        if (activation) {
+            store_bf16(out, activated(activation, first, second));
+            continue;
+        }
+        if (mode == ADD) {
+            first += load_bf16(out);
+            second += load_bf16(out + LANES);
+        }
+        __m512bh both = _mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
+        memcpy(out, &both, sizeof both);
+    }
+}
+
+static void finish_tiles(const job *j, int64_t row, int64_t count, int64_t pair,
+                         float (*sums)[LANES][LANES]) {
+    int is_whole = j->a.activation || (2 * pair + 2) * LANES <= j->a.num_features;
+    if (!is_whole)
+        for (int64_t i = 0; i < count; i++)
+            finish_pair(j, row + i, pair, load_f32(sums[i / 16 * 2][i % 16]),
+                        load_f32(sums[i / 16 * 2 + 1][i % 16]));
+    else if (j->a.activation == SILU_MUL)
+        finish_rows(j, row, count, pair, sums, SILU_MUL, STORE);
+    else if (j->a.activation == GELU_TANH_MUL)
+        finish_rows(j, row, count, pair, sums, GELU_TANH_MUL, STORE);
+    else if (j->a.mode == ADD)
+        finish_rows(j, row, count, pair, sums, NO_ACTIVATION, ADD);
+    else
+        finish_rows(j, row, count, pair, sums, NO_ACTIVATION, STORE);
+}
+
+/* The lines of `out` that a pair of panels will fill: a row apart, so no hardware sees them come. */
+static inline void prefetch_out(const job *j, int64_t row, int64_t count, int64_t pair) {
+    int64_t width = j->a.activation ? LANES : 2 * LANES;
+    const bf16 *out = (const bf16 *)j->a.out + row * j->a.out_stride + pair * width;
+    for (int64_t i = 0; i < count; i++)
+        __builtin_prefetch(out + i * j->a.out_stride, 1);
+}
+
 /* Rows first..last of tiled x, pairs of panels first_pair..last_pair; `first` is a multiple of 16. */
 static void product_amx(const job *j, const bf16 *x, int64_t first, int64_t last,
                         int64_t first_pair, int64_t last_pair) {
     int64_t num_tiles = j->k_pad / K_UNIT;
     float sums[4][LANES][LANES] __attribute__((aligned(64)));
-    for (int64_t block = first; block < last; block += ROWS_IN_CACHE) {
-        int64_t block_end = block + ROWS_IN_CACHE < last ? block + ROWS_IN_CACHE : last;
+    for (int64_t block = first; block < last; block += j->block_rows) {
+        int64_t block_end = block + j->block_rows < last ? block + j->block_rows : last;
         for (int64_t pair = first_pair; pair < last_pair; pair++) {
             int64_t left, right;
             panels_of(j, pair, &left, &right);
@@ -320,17 +392,18 @@ static void product_amx(const job *j, const bf16 *x, int64_t first, int64_t last
             const bf16 *w1 = has_right ? (const bf16 *)j->a.weight + right * j->k_pad * LANES : w0;
             for (int64_t row = block; row < block_end; row += 32) {
                 const bf16 *x0 = x + row * j->k_pad, *x1 = x0 + 16 * j->k_pad;
+                prefetch_out(j, row, block_end - row < 32 ? block_end - row : 32, pair);
                 _tile_zero(0);
                 _tile_zero(1);
                 if (row + 16 < block_end) {
                     _tile_zero(2);
                     _tile_zero(3);
                     for (int64_t tile = 0; tile < num_tiles; tile++) {
-                        _tile_loadd(4, x0 + tile * TILE, 64);
+                        _tile_stream_loadd(4, x0 + tile * TILE, 64);
                         _tile_loadd(6, w0 + tile * TILE, 64);
                         _tile_loadd(7, w1 + tile * TILE, 64);
                         _tile_dpbf16ps(0, 4, 6);
-                        _tile_loadd(5, x1 + tile * TILE, 64);
+                        _tile_stream_loadd(5, x1 + tile * TILE, 64);
                         _tile_dpbf16ps(1, 4, 7);
                         _tile_dpbf16ps(2, 5, 6);
                         _tile_dpbf16ps(3, 5, 7);
@@ -355,9 +428,7 @@ static void product_amx(const job *j, const bf16 *x, int64_t first, int64_t last
                 _tile_stored(0, sums[0], 64);
                 _tile_stored(1, sums[1], 64);
                 int64_t count = block_end - row < 32 ? block_end - row : 32;
-                for (int64_t i = 0; i < count; i++)
-                    finish_pair(j, row + i, pair, load_f32(sums[i / 16 * 2][i % 16]),
-                                load_f32(sums[i / 16 * 2 + 1][i % 16]));
+                finish_tiles(j, row, count, pair, sums);
             }
         }
     }
@@ -371,8 +442,8 @@ static void product_lanes(const job *j, const char *x, int64_t first, int64_t la
     v16f left_sums[ROW_BLOCK], right_sums[ROW_BLOCK];
     for (int r = 0; r < ROW_BLOCK; r++)
         right_sums[r] = (v16f){0};
-    for (int64_t block = first; block < last; block += ROWS_IN_CACHE) {
-        int64_t block_end = block + ROWS_IN_CACHE < last ? block + ROWS_IN_CACHE : last;
+    for (int64_t block = first; block < last; block += j->block_rows) {
+        int64_t block_end = block + j->block_rows < last ? block + j->block_rows : last;
         for (int64_t pair = first_pair; pair < last_pair; pair++) {
             int64_t left, right;
             panels_of(j, pair, &left, &right);
@@ -420,8 +491,13 @@ static void multiply_part(void *argument, int part, int parts) {
         first = first_block * 16;
         if (last_block * 16 < last)
             last = last_block * 16;
+        for (long block = first; j->prepared && block < last; block += j->block_rows) {
+            long end = block + j->block_rows < last ? block + j->block_rows : last;
+            prepare_rows(j, j->prepared, block, (end + 15) / 16 * 16);
+            product(j, x, block, end, first_pair, last_pair);
+        }
         if (j->prepared)
-            prepare_rows(j, j->prepared, first, last_block * 16);
+            return;
     } else {
         pelton_share(j->num_pairs, part, parts, &first_pair, &last_pair);
         if (j->is_copy_per_part) {
@@ -443,7 +519,10 @@ static int run(const linear_args *args) {
     j.num_pairs = j.a.activation != NO_ACTIVATION ? j.num_panels / 2 : (j.num_panels + 1) / 2;
     j.a.use_amx = j.a.use_amx && j.a.dtype == IS_BF16 && j.a.num_rows >= AMX_MIN_ROWS;
     j.rows_pad = round_up(j.a.num_rows, 16);
-    j.rows_are_split = parts > 1 && j.a.num_rows >= (int64_t)ROWS_TO_SPLIT * parts;
+    j.block_rows = X_IN_CACHE / (j.k_pad * (int64_t)element) / 32 * 32;
+    if (j.block_rows < 32)
+        j.block_rows = 32;
+    j.rows_are_split = j.a.num_rows >= (int64_t)ROWS_TO_SPLIT * parts;
     j.prepared_stride = j.a.x_stride;
     if (j.a.use_amx || j.a.norm_weight || j.k_pad != j.a.num_columns) {
         if (j.a.num_rows < ROW_BLOCK && !j.a.use_amx)

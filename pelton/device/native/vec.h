@@ -6,7 +6,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#if defined(__AVX512BF16__) || defined(__AMX_BF16__)
+#ifdef __AVX512F__
 #include <immintrin.h>
 #endif
 
@@ -35,13 +35,18 @@ static inline v16f load_bf16(const bf16 *from) {
     return (v16f)(__builtin_convertvector(half, v16u) << 16);
 }
 
-/* Rounds to the nearest, ties to even, as torch does; NaN stays NaN. */
+/* Rounds to the nearest, ties to even, as torch does; NaN stays NaN. Where the CPU has an
+   instruction for it, denormal numbers (below 1.2e-38) become 0. */
 static inline v16h to_bf16(v16f value) {
+#ifdef __AVX512BF16__
+    return (v16h)_mm512_cvtneps_pbh((__m512)value);
+#else
     v16u bits = (v16u)value;
     v16u rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
     v16u is_nan = (v16u)((bits & 0x7fffffff) > 0x7f800000);
     rounded = (is_nan & 0x7fc0) | (~is_nan & rounded);
     return __builtin_convertvector(rounded, v16h);
+#endif
 }
 
 static inline void store_bf16(bf16 *to, v16f value) {
@@ -75,6 +80,16 @@ static inline float sum_of_lanes(v16f value) {
 
 static inline v16f blend(v16i mask, v16f yes, v16f no) {
     return (v16f)(((v16i)yes & mask) | ((v16i)no & ~mask));
+}
+
+/* 1 / value, within 2 units in the last place; value in the range of normal numbers. */
+static inline v16f reciprocal(v16f value) {
+#ifdef __AVX512F__
+    v16f guess = (v16f)_mm512_rcp14_ps((__m512)value);
+    return guess * (2.0f - value * guess);
+#else
+    return 1.0f / value;
+#endif
 }
 
 /* exp, within 2 units in the last place: 2^n * p(r), r = x - n ln 2 in [-ln 2 / 2, ln 2 / 2], p the
