@@ -136,17 +136,18 @@ class _Serving:
         self._listener = listener
         self._num_signals = 0
         self._server: _Server | None = None
-        self._main: asyncio.Task[int] | None = None
+        self._engine: AsyncLLM | None = None
+        self._main: asyncio.Task[None] | None = None
+        self._ending: asyncio.Task[None] | None = None
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._stop)
         self._main = asyncio.create_task(self._run())
-        try:
-            return await self._main
-        except asyncio.CancelledError:
-            return _INTERRUPTED
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._main
+        return 0 if self._num_signals == 1 else _INTERRUPTED
 
     def _stop(self) -> None:
         """Ctrl-C or SIGTERM: first ask, then insist, then leave without a word."""
@@ -154,25 +155,42 @@ class _Serving:
         if self._num_signals == 1 and self._server is not None:
             log.info("Stopping when running requests are done; once more, and they are ended.")
             self._server.should_exit = True
+            timeout = self._args.shutdown_timeout
+            self._ending = asyncio.create_task(self._end_requests(timeout))
+        elif self._num_signals == 2 and self._server is not None:
+            if self._ending is not None:
+                self._ending.cancel()
+            self._ending = asyncio.create_task(self._end_requests(0.0))
         elif self._num_signals <= 2 and self._main is not None:
             self._num_signals = 2
             self._main.cancel()
         else:
             os._exit(_INTERRUPTED)
 
-    async def _run(self) -> int:
+    async def _end_requests(self, timeout: float | None) -> None:
+        """After `timeout` seconds, if any: running requests get an error, and then a moment in
+        which it reaches their clients."""
+        if timeout is None or self._engine is None or self._main is None:
+            return
+        await self._engine.drain(timeout)
+        await asyncio.sleep(_LAST_WORDS)
+        if self._server is not None:
+            self._main.cancel()
+
+    async def _run(self) -> None:
         engine = await AsyncLLM.start(
             self._engine_args,
             max_num_queued_reqs=self._args.max_num_queued_reqs,
             on_phase=_log_phase,
         )
+        self._engine = engine
         try:
             state = make_state(engine, self._args, chat_template=self._engine_args.chat_template)
-            return await self._serve(state, create_app(state, self._keys))
+            await self._serve(state, create_app(state, self._keys))
         finally:
             await asyncio.shield(engine.close())
 
-    async def _serve(self, state: ServerState, app: Starlette) -> int:
+    async def _serve(self, state: ServerState, app: Starlette) -> None:
         self._server = server = _Server(_uvicorn_config(app, self._args))
         gc.collect()
         gc.freeze()  # what is here now stays; looking through it again and again would cost pauses
@@ -185,21 +203,21 @@ class _Serving:
             log.info("%s", ready_table(state, url_of(self._args, self._listener), len(self._keys)))
             await serving
         finally:
+            self._server = None
             for task in (watching, logging_rates, serving):
                 task.cancel()
             await asyncio.gather(watching, logging_rates, serving, return_exceptions=True)
             state.pool.shutdown(wait=False, cancel_futures=True)
         if (error := state.engine.dead_error) is not None:
             raise error
-        return 0
 
     async def _watch_engine(self, state: ServerState) -> None:
         """A server without an engine tells so for a moment, and then makes room for another one."""
         error = await state.engine.died()
         log.error("The engine has died: %s", error)
         await asyncio.sleep(_LAST_WORDS)
-        assert self._server is not None
-        self._server.should_exit = True
+        if self._server is not None:
+            self._server.should_exit = True
 
 
 def _log_phase(name: str, seconds: float) -> None:
@@ -213,7 +231,6 @@ async def _log_rates(state: ServerState) -> None:
 
 
 def _uvicorn_config(app: Starlette, args: ServerArgs) -> uvicorn.Config:
-    timeout = args.shutdown_timeout
     return uvicorn.Config(
         app,
         log_config=None,
@@ -224,7 +241,6 @@ def _uvicorn_config(app: Starlette, args: ServerArgs) -> uvicorn.Config:
         proxy_headers=False,
         root_path=args.root_path,
         timeout_keep_alive=args.keep_alive_timeout,
-        timeout_graceful_shutdown=timeout,  # type: ignore[arg-type]  # takes fractions as well
         ssl_certfile=args.ssl_certfile,
         ssl_keyfile=args.ssl_keyfile,
         ssl_keyfile_password=args.ssl_keyfile_password,
