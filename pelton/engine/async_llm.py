@@ -371,7 +371,8 @@ class AsyncLLM:
         self._is_draining = True
         if not self._streams:
             return True
-        self._idle = self._loop.create_future()
+        if self._idle is None:
+            self._idle = self._loop.create_future()
         ends: list[asyncio.Future[Any]] = [self._idle, self._death]
         await asyncio.wait(ends, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         left = list(self._streams)

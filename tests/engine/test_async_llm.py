@@ -395,10 +395,12 @@ def test_drain():
         task = asyncio.create_task(collect(llm, options=params(30)))
         await asyncio.sleep(0.01)
         drained = asyncio.create_task(llm.drain(10))
+        again = asyncio.create_task(llm.drain(10))
         await asyncio.sleep(0)
         with pytest.raises(EngineBusy):
             await collect(llm, "late")
         assert await drained
+        assert await again
         (output,), _ = await task
         assert len(output.token_ids) == 30
 

@@ -12,8 +12,6 @@ import signal
 import sys
 from typing import Any
 
-from support.sabotage import TARGET
-
 from pelton.config.engine import EngineArgs
 from pelton.config.params import SamplingParams
 from pelton.engine import client
@@ -48,14 +46,16 @@ def main(folder: str, phase: str) -> None:
         params = SamplingParams(
             max_tokens=None, ignore_eos=True, logits_processors={"sabotage": how}
         )
+        assert "torch" not in sys.modules
         if wanted == "idle":
             die()
         async for _ in llm.generate([5, 6, 7], params, request_id="r"):
+            assert "torch" not in sys.modules
             die()
 
     asyncio.run(serve())
 
 
 if __name__ == "__main__":
-    register("sabotage", TARGET)
+    register("sabotage", "support.sabotage:sabotage")
     main(sys.argv[1], sys.argv[2])
