@@ -1,7 +1,7 @@
 // The page around the conversation: views, theme, keys on the keyboard and keys of the API.
 
 import { apiKey, getJson } from "./api.js";
-import { cancelEdit, newConversation, startChat, stop } from "./chat.js";
+import { cancelEdit, startChat, stop } from "./chat.js";
 import { find } from "./dom.js";
 import { draw, startEngine } from "./engine.js";
 import { showSettings, startSettings } from "./settings.js";
@@ -63,14 +63,18 @@ function startKeyboard() {
   });
 }
 
-/** Opens the dialog; resolves to whether a key was given. */
+let asking = null;
+
+/** Opens the dialog; resolves to whether a key was given. Who asks meanwhile gets the same answer. */
 function askKey() {
-  const dialog = find("key-dialog");
-  find("key").value = "";
-  dialog.returnValue = "cancel";
-  if (!dialog.open) dialog.showModal();
-  return new Promise((resolve) => {
+  asking ??= new Promise((resolve) => {
+    const dialog = find("key-dialog");
+    find("key").value = "";
+    find("key-refused").hidden = !apiKey.get();
+    dialog.returnValue = "cancel";
+    dialog.showModal();
     dialog.addEventListener("close", () => {
+      asking = null;
       const isGiven = dialog.returnValue === "ok";
       if (isGiven) {
         apiKey.set(find("key").value.trim());
@@ -79,6 +83,7 @@ function askKey() {
       resolve(isGiven);
     }, { once: true });
   });
+  return asking;
 }
 
 async function showModel() {
@@ -95,9 +100,13 @@ async function showModel() {
 
 startSettings();
 startChat({ askKey });
+startEngine();
 startViews();
 startTheme();
 startKeyboard();
-startEngine();
-find("key-open").addEventListener("click", askKey);
+find("key-cancel").addEventListener("click", () => find("key-dialog").close());
+find("key-open").addEventListener("click", () => {
+  apiKey.set(null);
+  askKey();
+});
 showModel();

@@ -39,6 +39,7 @@ export function startChat(options) {
   find("new").addEventListener("click", newConversation);
   find("jump").addEventListener("click", () => scrollDown());
   scroller.addEventListener("scroll", () => (find("jump").hidden = isAtEnd()));
+  addEventListener("pagehide", save);
   scrollDown();
 }
 
@@ -77,9 +78,8 @@ function send() {
 /** Asks for the next message, and shows it as it comes. */
 async function answer() {
   const { system, ...settings } = sampling();
-  const said = messages.filter(({ error, content }) => !error || content);
   const body = {
-    messages: said.map(({ role, content }) => ({ role, content })),
+    messages: messages.filter(({ content }) => content).map(({ role, content }) => ({ role, content })),
     ...settings,
     stream_options: { include_usage: true, continuous_usage_stats: true },
   };
@@ -172,6 +172,7 @@ const counted = (number, word) => `${number} ${word}${number === 1 ? "" : "s"}`;
     took, so that the page stays quick however long the answer is. */
 class Painter {
   #isDue = false;
+  #rest = 0;
   #view;
 
   constructor(message, clock) {
@@ -180,7 +181,7 @@ class Painter {
     this.#view = new MarkdownView(message.element.querySelector(".text"));
   }
 
-  paintSoon(rest = 0) {
+  paintSoon() {
     if (this.#isDue) return;
     this.#isDue = true;
     const run = () => {
@@ -188,10 +189,10 @@ class Painter {
       const began = performance.now();
       this.#isDue = false;
       this.#paint();
-      this.rest = 3 * (performance.now() - began);
+      this.#rest = 3 * (performance.now() - began);
     };
     // Hidden tabs get no frames.
-    setTimeout(() => (document.hidden ? run() : requestAnimationFrame(run)), this.rest ?? rest);
+    setTimeout(() => (document.hidden ? run() : requestAnimationFrame(run)), this.#rest);
   }
 
   finish() {
@@ -218,7 +219,7 @@ function show(message) {
     actions.append(make("button", { type: "button", class: "quiet", onclick: () => edit(message) }, "Edit"));
   } else {
     new MarkdownView(text).update(message.content);
-    actions.append(make("button", { type: "button", class: "quiet again", onclick: again }, "Again"));
+    actions.append(make("button", { type: "button", class: "quiet again", onclick: again }, "Regenerate"));
     actions.append(make("span", { class: "numbers" }, message.numbers ?? ""));
   }
   const who = make("h2", { class: "unseen" }, isUser ? "You" : "Answer");
@@ -271,12 +272,15 @@ function welcome() {
 
 function save() {
   remember("sessionStorage", "pelton-chat",
-    messages.map(({ role, content, numbers }) => ({ role, content, numbers })));
+    messages.filter(({ content }) => content).map(({ role, content, numbers }) => ({ role, content, numbers })));
 }
 
 function setRunning(is) {
-  find("send").hidden = is;
-  find("stop").hidden = !is;
+  const [gone, come] = is ? [find("send"), find("stop")] : [find("stop"), find("send")];
+  const isFocused = document.activeElement === gone;
+  gone.hidden = true;
+  come.hidden = false;
+  if (isFocused) (is ? come : prompt).focus();
   refreshActions();
 }
 
