@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
+from typing import Any
 
 from pelton.errors import ConfigError
 
@@ -88,3 +90,121 @@ class ThroughputOptions(BenchOptions):
     num_prompts: int = 64
     input_len: int = 128
     output_len: int = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingOptions:
+    """Requests to a server that speaks OpenAI's API. Raises ConfigError for what measures nothing.
+
+    url: where it is.
+    endpoint: "completions" | "chat".
+    model_name: what to ask for; the server's first model if left out.
+    api_key: the server's.
+    num_prompts: requests that are measured.
+    num_warmups: requests before them, which are not.
+    request_rate: requests sent per second, at random times; inf: all at once.
+    burstiness: of the times: 1 = as of independent clients (Poisson), less = in bursts, more =
+        evenly (shape of the gamma distribution of gaps).
+    max_concurrency: requests on their way at a time; further ones wait here.
+    input_len: tokens of each prompt: random ids, for completions.
+    output_len: tokens asked for, per request.
+    dataset: file to take prompts from instead: JSON lines with `prompt` or `messages`, and perhaps
+        `output_len`; or ShareGPT's JSON.
+    vocab_size: random ids are drawn from 100 up to it.
+    ignore_eos: go on after end tokens, so that each answer has output_len tokens.
+    temperature: of the requests; 0 = greedy.
+    extra_body: further fields of each request.
+    goodput: what a good request keeps, in milliseconds, as `ttft:200,tpot:50,e2e:3000`.
+    percentiles: which ones to tell.
+    continuous_usage: ask for token counts in each chunk; without it the tokens of an answer are
+        taken to be spread evenly over its chunks.
+    tokenizer: folder with tokenizer.json, to count the tokens of a server that does not.
+    timeout: seconds after which a request has failed.
+    seed: of lengths, ids and times.
+    save_result: JSON file for everything measured.
+    plot: SVG file with latencies over time.
+    """
+
+    url: str = "http://127.0.0.1:8000"
+    endpoint: str = "completions"
+    model_name: str | None = None
+    api_key: str | None = None
+    num_prompts: int = 100
+    num_warmups: int = 1
+    request_rate: float = math.inf
+    burstiness: float = 1.0
+    max_concurrency: int | None = None
+    input_len: int = 128
+    output_len: int = 64
+    dataset: str | None = None
+    vocab_size: int = 1000
+    ignore_eos: bool = False
+    temperature: float = 0.0
+    extra_body: dict[str, Any] | None = None
+    goodput: str | None = None
+    percentiles: str = "50,90,99"
+    continuous_usage: bool = True
+    tokenizer: str | None = None
+    timeout: float = 600.0
+    seed: int = 0
+    save_result: str | None = None
+    plot: str | None = None
+
+    def __post_init__(self) -> None:
+        least = {"num_warmups": 0, "vocab_size": 101, "seed": 0}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            low = least.get(field.name, 1)
+            if type(value) is int and field.name != "temperature" and value < low:
+                raise ConfigError(f"{field.name} must be at least {low}, got {value}.")
+        for name in ("request_rate", "burstiness", "timeout"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} must be above 0, got {getattr(self, name)}.")
+        if self.endpoint not in ("completions", "chat"):
+            raise ConfigError(f'endpoint must be "completions" or "chat", got {self.endpoint!r}.')
+        if self.endpoint == "chat" and self.dataset is None:
+            raise ConfigError("endpoint=chat needs texts: name a dataset.")
+        self.percentile_list()
+        self.limits()
+
+    def percentile_list(self) -> list[float]:
+        try:
+            found = [float(word) for word in self.percentiles.split(",")]
+        except ValueError:
+            found = [-1.0]
+        if not all(0 <= value <= 100 for value in found):
+            raise ConfigError(
+                f"percentiles must be numbers from 0 to 100 with commas, got {self.percentiles!r}."
+            )
+        return found
+
+    def limits(self) -> dict[str, float]:
+        """Of goodput: metric -> seconds."""
+        found: dict[str, float] = {}
+        for word in (self.goodput or "").split(",") if self.goodput else ():
+            name, _, text = word.strip().partition(":")
+            name = "e2e" if name == "e2el" else name
+            try:
+                value = float(text)
+            except ValueError:
+                value = -1.0
+            if name not in ("ttft", "tpot", "e2e") or not value > 0:
+                raise ConfigError(
+                    f"goodput must be as in `ttft:200,tpot:50,e2e:3000`, in ms, got {word!r}."
+                )
+            found[name] = value / 1000
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverheadOptions(BenchOptions):
+    """The server with so many streams at a time, and the offline engine, in turns.
+
+    num_prompts: requests; all run at once.
+    input_len: prompt length of each, in tokens.
+    output_len: tokens made for each.
+    """
+
+    num_prompts: int = 32
+    input_len: int = 32
+    output_len: int = 128

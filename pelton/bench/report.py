@@ -18,6 +18,7 @@ from pelton.config.engine import EngineArgs, EngineConfig
 from pelton.errors import ConfigError
 
 _SECRET = "hf_token"
+_SECRET_FLAGS = ("--hf-token", "--api-key")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,12 +46,12 @@ class Summary:
 
 def command() -> str:
     """The command line of this process, without secrets."""
-    flag = "--" + _SECRET.replace("_", "-")
     words = ["pelton", *sys.argv[1:]]
     for index, word in enumerate(words):
-        if word.startswith(flag + "="):
+        flag = word.partition("=")[0]
+        if flag in _SECRET_FLAGS and "=" in word:
             words[index] = flag + "=..."
-        elif index and words[index - 1] == flag:
+        elif index and words[index - 1] in _SECRET_FLAGS:
             words[index] = "..."
     return shlex.join(words)
 

@@ -11,6 +11,8 @@ from typing import Any
 from pelton.bench.options import (
     LatencyOptions,
     OffloadingOptions,
+    OverheadOptions,
+    ServingOptions,
     SpeculationOptions,
     ThroughputOptions,
 )
@@ -18,7 +20,8 @@ from pelton.cli.flags import Parser, add_fields, did_you_mean, field_names, give
 from pelton.cli.generate import ENGINE_FIELDS, add_model
 from pelton.config.engine import EngineArgs
 
-# name -> (options, "module:function" of (EngineArgs, options), summary)
+# name -> (options, "module:function" of (EngineArgs, options), summary); those of a server that runs
+# somewhere take no EngineArgs.
 KINDS: dict[str, tuple[type[Any], str, str]] = {
     "latency": (LatencyOptions, "pelton.bench.latency:run", "one batch: prefill and decode time"),
     "throughput": (ThroughputOptions, "pelton.bench.throughput:run", "many requests: tokens/s"),
@@ -32,7 +35,14 @@ KINDS: dict[str, tuple[type[Any], str, str]] = {
         "pelton.bench.offloading:run",
         "preempted requests, with host memory for their KV and without",
     ),
+    "serve": (ServingOptions, "pelton.bench.serving:run", "a running server, of any make"),
+    "overhead": (
+        OverheadOptions,
+        "pelton.bench.overhead:run",
+        "what serving costs: `pelton serve`, and the engine alone",
+    ),
 }
+_OF_A_SERVER = ("serve",)
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -48,6 +58,13 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         print(f"pelton bench: unknown kind {kind!r}{hint}" if kind else usage, file=sys.stderr)
         sys.exit(2)
     options_type, _, text = KINDS[kind]
+    if kind in _OF_A_SERVER:
+        parser = Parser(prog=f"pelton bench {kind}", description=f"Measures {text}.")
+        parser.add_argument("--debug", action="store_true", help="show tracebacks")
+        add_fields(parser, kind, options_type, field_names(options_type))
+        options = parser.parse(argv[1:])
+        options.kind = kind
+        return options
     parser = Parser(
         prog=f"pelton bench {kind}",
         description=f"Measures {text}. Greedy, ends ignored, random token ids unless said "
@@ -65,7 +82,11 @@ def run(options: argparse.Namespace) -> int:
     """Measures, prints, and writes the result file if one is named."""
     options_type, target, _ = KINDS[options.kind]
     chosen = options_type(**given(options, field_names(options_type)))
-    engine = {"enable_prefix_caching": False, **given(options, ["model", *ENGINE_FIELDS])}
     module, function = target.split(":")
-    getattr(importlib.import_module(module), function)(EngineArgs(**engine), chosen)
+    measure = getattr(importlib.import_module(module), function)
+    if options.kind in _OF_A_SERVER:
+        measure(chosen)
+        return 0
+    engine = {"enable_prefix_caching": False, **given(options, ["model", *ENGINE_FIELDS])}
+    measure(EngineArgs(**engine), chosen)
     return 0
