@@ -13,6 +13,7 @@ from pelton.core.plan import Int32Array
 from pelton.errors import EngineError
 
 Sample = TypeVar("Sample")
+AnySide = TypeVar("AnySide")
 
 
 class Side(Protocol):
@@ -60,7 +61,7 @@ def timed_generate(side: Side, prompts: Int32Array, output_len: int) -> float:
 
 
 def alternate(
-    sides: Sequence[Side], once: Callable[[Side], Sample], *, num_warmup: int, num_iters: int
+    sides: Sequence[AnySide], once: Callable[[AnySide], Sample], *, num_warmup: int, num_iters: int
 ) -> list[list[Sample]]:
     """Runs `once` for each side in turn, num_iters times after num_warmup uncounted ones.
 

@@ -208,3 +208,8 @@ class OverheadOptions(BenchOptions):
     num_prompts: int = 32
     input_len: int = 32
     output_len: int = 128
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.baseline:
+            raise ConfigError("baseline: here the other side is the engine alone; leave it out.")

@@ -101,13 +101,18 @@ def print_context(result: dict[str, Any], weight_bytes: int) -> None:
         )
 
 
-def print_ratios(what: str, engine: Sequence[float], baseline: Sequence[float]) -> dict[str, Any]:
+def print_ratios(
+    what: str,
+    engine: Sequence[float],
+    baseline: Sequence[float],
+    sides: str = "engine / plain loop",
+) -> dict[str, Any]:
     """Prints and returns engine / baseline per pair and its median, of speeds."""
     ratios = [a / b for a, b in zip(engine, baseline, strict=True)]
     summary = Summary.of(ratios)
     pairs = " ".join(f"{ratio:.3f}" for ratio in ratios)
     print(
-        f"{what} engine / plain loop: median {summary.median:.3f}, from {summary.low:.3f} to "
+        f"{what} {sides}: median {summary.median:.3f}, from {summary.low:.3f} to "
         f"{summary.high:.3f} (pairs: {pairs})"
     )
     return {"pairs": ratios, **dataclasses.asdict(summary)}

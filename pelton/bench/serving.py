@@ -21,7 +21,7 @@ from pelton.bench.options import ServingOptions
 from pelton.bench.outcomes import Outcome, summarise, tokens_by_second
 from pelton.bench.timeline import timeline_svg
 from pelton.errors import ConfigError, EngineError, PeltonError
-from pelton.tokens.tokenizer import Tokenizer
+from pelton.tokens.tokenizer import Tokenizer, load_tokenizer
 
 _PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 
@@ -107,9 +107,7 @@ async def _server_facts(client: HttpClient, options: ServingOptions) -> dict[str
     return {"url": options.url, "model": model, "version": version}
 
 
-async def _find_way(
-    client: HttpClient, options: ServingOptions, asked: Asked, model: str
-) -> _Way:
+async def _find_way(client: HttpClient, options: ServingOptions, asked: Asked, model: str) -> _Way:
     """The most exact way to count that the server takes, found by asking it once or twice."""
     ways = [
         _Way("usage in each chunk", model, {"include_usage": True, "continuous_usage_stats": True}),
@@ -129,18 +127,11 @@ async def _find_way(
                 return ways[-1]
         error = error or outcome.error
     if options.tokenizer is not None:
-        folder = Path(options.tokenizer).expanduser()
-        return _Way("by the tokenizer, of each chunk's text", model, None, _load(folder))
+        tokenizer = load_tokenizer(Path(options.tokenizer).expanduser())
+        return _Way("by the tokenizer, of each chunk's text", model, None, tokenizer)
     if error:
         raise EngineError(error)
     raise ConfigError(f"{options.url} does not count tokens (usage); give --tokenizer FOLDER.")
-
-
-def _load(folder: Path) -> Tokenizer:
-    from pelton.checkpoint.source import resolve_checkpoint
-    from pelton.tokens.tokenizer import load_tokenizer
-
-    return load_tokenizer(resolve_checkpoint(str(folder)))
 
 
 async def _send_all(
@@ -237,7 +228,7 @@ class _Counter:
             text = "".join(_text(choice) for choice in choices)
             if text and self._tokenizer is not None:
                 count = len(self._tokenizer.encode(text, add_special_tokens=False))
-            elif text:
+            elif text or any(choice.get("finish_reason") for choice in choices):
                 count = 1
         self._chunks.append((now, count))
 
@@ -258,14 +249,11 @@ class _Counter:
 
 
 def _spread(chunks: Sequence[tuple[float, int]], total: int) -> list[tuple[float, int]]:
-    """`total` tokens over the chunks that have text, as evenly as whole numbers allow; over all of
-    them if none has."""
-    shown = [time for time, count in chunks if count] or [time for time, _ in chunks]
-    num = len(shown)
-    return [
-        (time, (place + 1) * total // num - place * total // num)
-        for place, time in enumerate(shown)
-    ]
+    """`total` tokens over the chunks that show something, as evenly as whole numbers allow; the
+    first one has one at least, and the last one, which may be an end and no more, perhaps none."""
+    shown = [time for time, count in chunks if count]
+    ends = [-(-place * total // len(shown)) for place in range(len(shown) + 1)] if shown else []
+    return [(time, ends[place + 1] - ends[place]) for place, time in enumerate(shown)]
 
 
 def _text(choice: dict[str, Any]) -> str:

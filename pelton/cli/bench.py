@@ -20,8 +20,8 @@ from pelton.cli.flags import Parser, add_fields, did_you_mean, field_names, give
 from pelton.cli.generate import ENGINE_FIELDS, add_model
 from pelton.config.engine import EngineArgs
 
-# name -> (options, "module:function" of (EngineArgs, options), summary); those of a server that runs
-# somewhere take no EngineArgs.
+# name -> (options, "module:function" of (EngineArgs, options), summary); the function of a server
+# that runs somewhere takes no EngineArgs.
 KINDS: dict[str, tuple[type[Any], str, str]] = {
     "latency": (LatencyOptions, "pelton.bench.latency:run", "one batch: prefill and decode time"),
     "throughput": (ThroughputOptions, "pelton.bench.throughput:run", "many requests: tokens/s"),

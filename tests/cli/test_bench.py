@@ -8,7 +8,12 @@ from typing import Any
 
 import pytest
 
-from pelton.bench.options import LatencyOptions, SpeculationOptions, ThroughputOptions
+from pelton.bench.options import (
+    LatencyOptions,
+    ServingOptions,
+    SpeculationOptions,
+    ThroughputOptions,
+)
 from pelton.cli.main import main
 from pelton.config.engine import EngineArgs
 
@@ -48,9 +53,20 @@ def test_speculation(calls: list[tuple[EngineArgs, Any]]) -> None:
     assert options == SpeculationOptions(prompt_file="a.txt")
 
 
+def test_serve_has_no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    module = types.ModuleType("pelton.bench.serving")
+    module.run = seen.append  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    assert main("bench serve --url x --request-rate inf --goodput ttft:2".split()) == 0
+    assert seen == [ServingOptions(url="x", goodput="ttft:2")]
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
+        ("serve --request-rate 0", "request_rate must be above 0, got 0.0."),
+        ("overhead --baseline", "baseline: here the other side is the engine alone; leave it out."),
         ("latency --batch-size 0", "batch_size must be at least 1, got 0."),
         ("latency --baseline --num-iters 4", "num_iters must be at least 5, got 4."),
         ("throughput --num-prompts 0", "num_prompts must be at least 1, got 0."),
