@@ -207,6 +207,21 @@ def _experts(meta: Metadata) -> dict[str, Any]:
     }
 
 
+def _olmo2(meta: Metadata) -> ModelConfig:
+    """OLMo 2. OLMo 3's files have the same name, and a window."""
+    if meta.integer("attention.sliding_window", 0, low=0):
+        raise meta.refused("attention.sliding_window", "0 or absent")
+    fields = _shared(meta)
+    return ModelConfig(
+        architecture="Olmo2ForCausalLM",
+        **fields,
+        joint_qk_norm=True,
+        pre_norms=False,
+        post_norms=True,
+        rope=read_rope(meta, fields["head_dim"]),
+    )
+
+
 def _gemma2(meta: Metadata) -> ModelConfig:
     fields = _gemma(meta, num_layers_of_27b=46)
     kinds = _pattern(meta, fields["num_layers"], 2)
@@ -280,6 +295,7 @@ ARCHITECTURES: dict[str, Callable[[Metadata], ModelConfig]] = {
     "gpt-oss": _gpt_oss,
     "granite": _granite,
     "llama": _llama,
+    "olmo2": _olmo2,
     "phi3": _phi3,
     "qwen2": _qwen2,
     "qwen3": _qwen3,

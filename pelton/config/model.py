@@ -88,13 +88,15 @@ class ModelConfig:
 
     What some families add, each off by default:
     attention_bias: of the query, key, value and output products; qkv_bias: of the first three.
-    qk_norm: an RMS norm over each query and key head, before rotation.
+    qk_norm: an RMS norm over each query and key head, before rotation. joint_qk_norm: one over all
+        query heads together instead, and one over all key heads.
     layer_kinds: per layer, () = all "full"; "window" layers see `window` tokens, the query's too;
         "recurrent" layers have no attention, mamba2 says what they are.
     local_rope: rotation of the "window" layers, where it is another.
     attention_scale: factor on scores, None = head_dim ** -0.5.
     attention_softcap, final_softcap: c, where scores or logits x become c * tanh(x / c).
-    post_norms: an RMS norm also behind attention and feed-forward network, before they are added.
+    pre_norms: an RMS norm before attention and before the feed-forward network; on by default.
+    post_norms: one behind each of them, before it is added.
     embedding_multiplier: factor on token embeddings. residual_multiplier: factor on what a layer
         adds to the residual stream. logits_divisor: what logits are divided by.
     attention_sinks: each query head has a score that joins the softmax's denominator.
@@ -124,12 +126,14 @@ class ModelConfig:
     checkpoint_dtype: str
     qkv_bias: bool = False
     qk_norm: bool = False
+    joint_qk_norm: bool = False
     layer_kinds: tuple[LayerKind, ...] = ()
     window: int | None = None
     local_rope: RopeConfig | None = None
     attention_scale: float | None = None
     attention_softcap: float | None = None
     final_softcap: float | None = None
+    pre_norms: bool = True
     post_norms: bool = False
     embedding_multiplier: float = 1.0
     attention_sinks: bool = False

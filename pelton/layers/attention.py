@@ -5,6 +5,7 @@ from __future__ import annotations
 from pelton.config.model import ModelConfig
 from pelton.core.kv.spec import LayerKV, page_bytes_of, scale_dtype_of
 from pelton.layers.context import BuildContext, StepContext
+from pelton.layers.joint_qk_norm import JointQKNorm
 from pelton.layers.linear import LinearAdd, NormLinear, vector
 from pelton.layers.parameter import Parameter, Part, PartName, shard
 from pelton.ops.paged_attention import AttentionSignature
@@ -39,7 +40,7 @@ class SelfAttention:
             build,
             hidden,
             parts,
-            norm_eps=config.rms_norm_eps,
+            norm_eps=config.rms_norm_eps if config.pre_norms else None,
             has_bias=config.attention_bias or config.qkv_bias,
         )
         self.out = LinearAdd(
@@ -54,6 +55,7 @@ class SelfAttention:
         self.norms: dict[str, Parameter] = {}
         if config.qk_norm:
             self.norms = {name: vector(build, head_dim) for name in ("q_norm", "k_norm")}
+        self.joint_norm = JointQKNorm(build, config) if config.joint_qk_norm else None
         self.sinks: Parameter | None = None
         if config.attention_sinks:
             part = shard((config.num_heads,), build.rank, build.size)
@@ -116,6 +118,8 @@ class SelfAttention:
     def run(self, ctx: StepContext) -> None:
         buffers, rope = ctx.buffers, ctx.ropes[self._rope]
         self.qkv.run(ctx.num_tokens, buffers.hidden, buffers.qkv, buffers.qkv)
+        if self.joint_norm is not None:
+            self.joint_norm.run(buffers.qkv, ctx.communicator)
         self.attend(
             ctx.num_tokens,
             buffers.qkv,
@@ -131,6 +135,7 @@ class SelfAttention:
         return {
             **self.qkv.parameters(f"{prefix}.qkv", f"{prefix}.input_norm"),
             **{f"{prefix}.{name}.weight": norm for name, norm in self.norms.items()},
+            **({} if self.joint_norm is None else self.joint_norm.parameters(prefix)),
             **({} if self.sinks is None else {f"{prefix}.sinks": self.sinks}),
             **self.out.parameters(f"{prefix}.o", f"{prefix}.attention_out_norm"),
         }

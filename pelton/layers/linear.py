@@ -23,7 +23,7 @@ def vector(build: BuildContext, size: int) -> Parameter:
 class NormLinear:
     """activation(rms_norm(x) @ W.T + b), output rows cut over the ranks.
 
-    parts: of W, by name; the bias, if any, is cut likewise.
+    parts: of W, by name; the bias, if any, is cut likewise. norm_eps: None leaves the norm out.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class NormLinear:
         in_features: int,
         parts: Mapping[PartName, Part],
         *,
-        norm_eps: float,
+        norm_eps: float | None,
         has_bias: bool,
         activation: Activation | None = None,
     ) -> None:
@@ -49,18 +49,23 @@ class NormLinear:
         )
         self.weight = Parameter(build.weight(self.out_features, in_features), parts)
         self.bias = _bias(build, self.out_features, parts) if has_bias else None
-        self.norm = vector(build, in_features)
+        self.norm = None if norm_eps is None else vector(build, in_features)
 
     def bind(self) -> None:
         """Choose kernels; call when the weights are loaded."""
-        weights = {"weight": self.weight.tensor, "norm_weight": self.norm.tensor}
+        weights = {"weight": self.weight.tensor}
+        if self.norm is not None:
+            weights["norm_weight"] = self.norm.tensor
         if self.bias is not None:
             weights["bias"] = self.bias.tensor
         self.run = bind("norm_linear", norm_linear.CANDIDATES, self._signature, **weights)
         _let_go(self.weight, self.run)
 
     def parameters(self, name: str, norm_name: str) -> dict[str, Parameter]:
-        return {f"{norm_name}.weight": self.norm, **_named(name, self.weight, self.bias)}
+        named = _named(name, self.weight, self.bias)
+        if self.norm is not None:
+            named[f"{norm_name}.weight"] = self.norm
+        return named
 
 
 class LinearAdd:

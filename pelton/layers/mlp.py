@@ -25,7 +25,7 @@ class GatedMLP:
             build,
             hidden,
             {"gate": gate, "up": up},
-            norm_eps=config.rms_norm_eps,
+            norm_eps=config.rms_norm_eps if config.pre_norms else None,
             has_bias=config.mlp_bias,
             activation=_ACTIVATIONS[config.hidden_act],
         )

@@ -105,6 +105,7 @@ class SparseMLP:
     """
 
     def __init__(self, build: BuildContext, config: ModelConfig) -> None:
+        assert config.pre_norms, "no family has experts without a norm before them"
         assert not config.post_norms, "no family has both"
         self.experts = Experts(build, config)
         self.shared: GatedMLP | None = None
@@ -112,7 +113,8 @@ class SparseMLP:
         if config.shared_intermediate_size:
             self.shared = GatedMLP(build, config, config.shared_intermediate_size)
             self.gate_up_width = self.shared.gate_up_width
-        self.norm = vector(build, config.hidden_size) if self.shared is None else self.shared.norm
+        shared_norm = None if self.shared is None else self.shared.norm
+        self.norm = vector(build, config.hidden_size) if shared_norm is None else shared_norm
         self._norm_eps = config.rms_norm_eps
         self._multiplier = config.residual_multiplier
 

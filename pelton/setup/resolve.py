@@ -45,9 +45,10 @@ def num_parameters(model: ModelConfig) -> int:
         + has_qkv_bias * (query + 2 * kv)
         + model.attention_bias * hidden
         + 2 * model.qk_norm * model.head_dim
+        + model.joint_qk_norm * (query + kv)
         + model.attention_sinks * model.num_heads
     )
-    norms = (4 if model.post_norms else 2) * hidden
+    norms = 2 * (model.pre_norms + model.post_norms) * hidden
     embeddings = model.vocab_size * hidden * (1 if model.tie_word_embeddings else 2)
     mlps = sum(_mlp_parameters(model, model.is_sparse(i)) for i in range(model.num_layers))
     num_recurrent = model.layer_kinds.count("recurrent")

@@ -39,6 +39,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "MinistralForCausalLM": ("Ministral", {"sliding_window": 9, "layer_types": LAYERS}),
     "MistralForCausalLM": ("Mistral", {"sliding_window": 9}),
+    "Olmo2ForCausalLM": ("Olmo2", {}),
     "Phi3ForCausalLM": ("Phi3", {"hidden_size": 64, "rope_parameters": HALF}),
     "Qwen2ForCausalLM": ("Qwen2", {"hidden_size": 64}),
     "Qwen3ForCausalLM": ("Qwen3", {}),

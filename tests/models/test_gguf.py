@@ -72,6 +72,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "logits_scaling": 2.0,
         },
     ),
+    "olmo2": ("Olmo2", {"hidden_size": 64}),
+    "olmo2 yarn": ("Olmo2", {"rope_parameters": YARN}),
     "phi3": ("Phi3", {"hidden_size": 64}),
     "phi3 partial": ("Phi3", {"hidden_size": 64, "rope_parameters": HALF, "sliding_window": 9}),
     "phi3 longrope": (
@@ -187,6 +189,7 @@ def test_every_architecture_is_here() -> None:
         "qwen3 moe",
         "gpt-oss yarn",
         "granite",
+        "olmo2",
         "phi3 partial",
         "phi3 longrope",
         "qwen2 yarn",

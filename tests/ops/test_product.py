@@ -54,13 +54,15 @@ class Product:
         has_bias: bool = False,
         silu_mul: bool = False,
         batch_invariant: bool = False,
+        has_norm: bool = True,
     ) -> None:
         self.op, self.m, self.dtype = op, m, dtype
         self.silu_mul = silu_mul
         self.weights = {"weight": torch.randn(m, k).to(dtype)}
         if has_bias:
             self.weights["bias"] = torch.randn(m).to(dtype)
-        if op == "norm_linear":
+        has_norm = has_norm and op == "norm_linear"
+        if has_norm:
             self.weights["norm_weight"] = torch.randn(k).to(dtype)
         self.signature = ProductSignature(
             in_features=k,
@@ -70,7 +72,7 @@ class Product:
             has_bias=has_bias,
             batch_invariant=batch_invariant or name == "tiled",
             activation="silu_mul" if silu_mul else None,
-            norm_eps=EPS if op == "norm_linear" else None,
+            norm_eps=EPS if has_norm else None,
         )
         candidate = candidate_of(op, name)
         self.is_refused = candidate.refuses(self.signature) is not None
@@ -162,6 +164,17 @@ def test_invariant_rows_do_not_see_their_batch(op, name, dtype, num_threads):
         set_num_threads(3 - num_threads)
         assert torch.equal(product.run(**given), whole), (k, m)
         set_num_threads(num_threads)
+
+
+@pytest.mark.parametrize("name", [c.name for c in norm_linear.CANDIDATES])
+def test_norm_linear_without_a_norm(name):
+    for silu_mul in (False, True):
+        product = Product("norm_linear", name, 49, 64, silu_mul=silu_mul, has_norm=False)
+        for num_rows in (1,) if name == "matvec" else (1, 19):
+            x = torch.randn(num_rows, 49)
+            torch.testing.assert_close(
+                product.run(x).double(), product.exact(x), rtol=1e-4, atol=1e-4
+            )
 
 
 def test_norm_of_large_and_tiny_rows_stays_finite():

@@ -123,6 +123,7 @@ CASES: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
         "swiglu_limit": 0.5,
     },
+    "norms over all heads": {"family": "Olmo2"},
 }
 
 
@@ -208,7 +209,7 @@ def test_hidden_states_and_logits(backend, case, size):
             assert torch.equal(hidden, ranks[0][0])
             scale = float(expected.abs().max())
             torch.testing.assert_close(hidden / scale, expected / scale, rtol=0, atol=1e-5)
-            assert num_calls == 1 + 2 * last_layer
+            assert num_calls == 1 + (2 + config.model.joint_qk_norm) * last_layer
         joined = torch.cat([shard for _, shard, _ in ranks], 1)
         vocab_size = config.model.vocab_size
         assert joined.shape[1] == -(-vocab_size // size) * size

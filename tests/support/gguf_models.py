@@ -25,6 +25,7 @@ ARCHITECTURES = {
     "Qwen3MoeForCausalLM": gguf.MODEL_ARCH.QWEN3MOE,
     "GptOssForCausalLM": gguf.MODEL_ARCH.GPT_OSS,
     "GraniteForCausalLM": gguf.MODEL_ARCH.GRANITE,
+    "Olmo2ForCausalLM": gguf.MODEL_ARCH.OLMO2,
     "Phi3ForCausalLM": gguf.MODEL_ARCH.PHI3,
     "Gemma2ForCausalLM": gguf.MODEL_ARCH.GEMMA2,
     "Gemma3ForCausalLM": gguf.MODEL_ARCH.GEMMA3,

@@ -17,6 +17,7 @@ ARCHITECTURES: dict[str, str] = {
     "LlamaForCausalLM": "pelton.checkpoint.families.llama:read_llama",
     "MinistralForCausalLM": "pelton.checkpoint.families.ministral:read_ministral",
     "MistralForCausalLM": "pelton.checkpoint.families.mistral:read_mistral",
+    "Olmo2ForCausalLM": "pelton.checkpoint.families.olmo:read_olmo2",
     "Phi3ForCausalLM": "pelton.checkpoint.families.phi3:read_phi3",
     "Qwen2ForCausalLM": "pelton.checkpoint.families.qwen:read_qwen2",
     "Qwen3ForCausalLM": "pelton.checkpoint.families.qwen:read_qwen3",

@@ -2,9 +2,9 @@
 
 x: [T, in_features], the residual stream, not changed. out: [T, out_features], or half as wide with
 an activation. scratch: [T, out_features], given when there is an activation, else `out`.
-norm_weight: [in_features]. The norm is computed in float32 (float64 for float64 input), as Llama
-does. Sources: RMS norm, arXiv 1910.07467; SwiGLU and GeGLU, arXiv 2002.05202. Tolerance as for
-linear.
+norm_weight: [in_features], with norm_eps; without it nothing is normed. The norm is computed in
+float32 (float64 for float64 input), as Llama does. Sources: RMS norm, arXiv 1910.07467; SwiGLU and
+GeGLU, arXiv 2002.05202. Tolerance as for linear.
 """
 
 from __future__ import annotations

@@ -16,23 +16,27 @@ def _after_norm(make_product: Product) -> Callable[..., Kernel]:
     def factory(
         signature: ProductSignature,
         weight: torch.Tensor,
-        norm_weight: torch.Tensor,
+        norm_weight: torch.Tensor | None = None,
         bias: torch.Tensor | None = None,
     ) -> Kernel:
+        assert (norm_weight is None) == (signature.norm_eps is None)
         product = make_product(signature, weight, bias)
         shape = (signature.in_features,)
         eps = signature.norm_eps
         half = signature.out_features // 2
 
+        def normed(x: torch.Tensor) -> torch.Tensor:
+            return x if norm_weight is None else F.rms_norm(x, shape, norm_weight, eps)
+
         def kernel(x: torch.Tensor, out: torch.Tensor, scratch: torch.Tensor) -> None:
-            product(F.rms_norm(x, shape, norm_weight, eps), scratch)
+            product(normed(x), scratch)
 
         def kernel_silu_mul(x: torch.Tensor, out: torch.Tensor, scratch: torch.Tensor) -> None:
-            product(F.rms_norm(x, shape, norm_weight, eps), scratch)
+            product(normed(x), scratch)
             torch.mul(F.silu(scratch[:, :half]), scratch[:, half:], out=out)
 
         def kernel_gelu_tanh_mul(x: torch.Tensor, out: torch.Tensor, scratch: torch.Tensor) -> None:
-            product(F.rms_norm(x, shape, norm_weight, eps), scratch)
+            product(normed(x), scratch)
             torch.mul(F.gelu(scratch[:, :half], approximate="tanh"), scratch[:, half:], out=out)
 
         if signature.activation == "gelu_tanh_mul":
