@@ -35,7 +35,7 @@ class JointQKNorm:
         """qkv: [T, (Hq + 2 * Hk) * D] of this rank; queries and keys are changed in place."""
         weights = [weight.tensor for weight in self.weights]
         sizes = [len(weight) for weight in weights]
-        parts = qkv[:, : sum(sizes)].split(sizes, dim=1)
+        parts = torch.split(qkv[:, : sum(sizes)], sizes, dim=1)
         if communicator.size == 1:
             for part, weight in zip(parts, weights):
                 part.copy_(F.rms_norm(part, weight.shape, weight, self._eps))
