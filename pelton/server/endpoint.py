@@ -167,8 +167,8 @@ def _start(call: Call, status: int, content_type: str, headers: dict[str, str]) 
 
 
 async def _send(call: Call, send: Send, answer: Answer, *, lingers: bool = False) -> None:
-    """lingers: the body has not been read; a client that goes on sending it would see a broken
-    connection, and not the answer, if it were closed at once."""
+    """lingers: the body has not been read. The connection is closed, lest it come for ever, but not
+    at once: a client in the middle of sending would see a broken connection, and not the answer."""
     headers = {**answer.headers, "content-length": str(len(answer.body))}
     if lingers:
         headers["connection"] = "close"

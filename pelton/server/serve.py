@@ -52,6 +52,8 @@ def serve(engine_args: EngineArgs, args: ServerArgs) -> int:
     check_server(args)
     keys = read_keys(args.api_key or (), args.api_key_file, api_keys())
     set_up_logging(args.log_level)
+    # A thread that runs a template must not keep the event loop waiting for 5 ms each time.
+    sys.setswitchinterval(0.0005)
     loop_factory = uvicorn.Config("", log_config=None).get_loop_factory()
     with bound_socket(args) as listener, asyncio.Runner(loop_factory=loop_factory) as runner:
         return runner.run(_Serving(engine_args, args, keys, listener).run())

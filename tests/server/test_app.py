@@ -280,6 +280,19 @@ def test_large_bodies_are_refused_early_and_the_answer_arrives() -> None:
                 COMPLETIONS, content=pieces(), headers={"content-type": "application/json"}
             )
             assert response.status_code == 413
+            # A client that sends it all before it reads must find an answer, and no broken line.
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(
+                b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                b"Content-Length: 30000000\r\n\r\n"
+            )
+            for _ in range(30):
+                writer.write(b" " * 1_000_000)
+                await writer.drain()
+            assert b"413" in await reader.readline()
+            async with asyncio.timeout(5):
+                await reader.read()  # nobody may go on sending on this connection
+            writer.close()
             # A client that asks first need not send it at all.
             reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
             writer.write(
