@@ -231,8 +231,9 @@ function show(message) {
   return message;
 }
 
-function showError({ error, element }) {
+function showError({ content, error, element }) {
   if (!error) return;
+  element.querySelector(".actions").hidden = content === "";
   const retry = make("button", { type: "button", onclick: again }, "Try again");
   element.querySelector(".text").after(make("p", { class: "error" }, error.message, " ", retry));
 }

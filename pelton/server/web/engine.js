@@ -11,7 +11,7 @@ const CHARTS = [
   { id: "requests", title: "Requests", least: 4, format: String, lines: { running: "running", waiting: "waiting" } },
   { id: "kv", title: "KV cache in use", least: 1, most: 1, format: percent, lines: { kv: "of all blocks" } },
   { id: "rate", title: "Tokens per second", least: 10, format: brief, lines: { answers: "of answers", prompts: "of prompts" } },
-  { id: "ttft", title: "Time to first token", least: 0.1, format: seconds, lines: { ttft: "mean of the last second" } },
+  { id: "ttft", title: "Time to first token", least: 0.1, format: seconds, lines: { ttft: "mean of the newest requests" } },
 ];
 
 const samples = []; // {at, running, waiting, kv, answers, prompts, ttft}; at: seconds of the server's clock
