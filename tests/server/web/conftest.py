@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 from support.browser import ARGS, chromium_path
+
+expect.set_options(timeout=15_000)
 
 
 @pytest.fixture(scope="module")

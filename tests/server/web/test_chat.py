@@ -80,7 +80,7 @@ def test_an_answer_streams_with_its_numbers(page: Page) -> None:
 
 def test_stopping(page: Page) -> None:
     """By the button and by Escape: the engine hears of it, and what came stays."""
-    with site(echo_script, delay=0.005) as server:
+    with site(echo_script, delay=0.02) as server:
 
         def num_open(engine: ScriptedEngine) -> int:
             return engine.num_open
@@ -221,7 +221,7 @@ def test_a_key_is_asked_for_and_kept_in_the_tab(page: Page) -> None:
 
 
 def test_faults_are_told_plainly(page: Page) -> None:
-    with site(echo_script, delay=0.005, llm={"max_num_queued_reqs": 0}) as server:
+    with site(echo_script, delay=0.02, llm={"max_num_queued_reqs": 0}) as server:
         page.goto(server.url)
         say(page, "a b c")
         expect(page.locator(".numbers")).to_have_text(NUMBERS)
@@ -356,7 +356,7 @@ def test_with_the_keyboard_alone(page: Page) -> None:
 
 
 def test_the_engine_live(page: Page) -> None:
-    with site(echo_script, delay=0.01) as server:
+    with site(echo_script, delay=0.02) as server:
         page.goto(f"{server.url}#engine")
         expect(page.locator("#engine")).to_be_visible()
         page.evaluate(
