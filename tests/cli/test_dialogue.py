@@ -1,0 +1,215 @@
+"""`pelton chat` and `pelton complete` as processes: in a terminal, against a server and alone."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.processes import ServeProcess, chat_model, serving
+
+from pelton.cli.dialogue import _assignments
+
+KEY = "sk-chat"
+COMMAND = [sys.executable, "-m", "pelton.cli.main"]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServeProcess]:
+    model = chat_model(2048)
+    with serving("--served-model-name", "tiny", model=model, PELTON_API_KEY=KEY) as running:
+        yield running
+
+
+class Terminal:
+    """A command with a terminal of its own. seen: all that it has shown."""
+
+    def __init__(self, words: list[str], home: Path) -> None:
+        self._ours, theirs = pty.openpty()
+        environment = {**os.environ, "HOME": str(home), "TERM": "dumb", "PELTON_API_KEY": KEY}
+        self.process = subprocess.Popen(
+            [*COMMAND, *words],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env=environment,
+            start_new_session=True,
+            # So that Ctrl-C on it is this process's.
+            preexec_fn=_take_terminal,
+        )
+        os.close(theirs)
+        self.seen = ""
+        self._place = 0
+
+    def type(self, text: str) -> None:
+        os.write(self._ours, text.encode())
+
+    def wait_for(self, words: str, seconds: float = 30) -> str:
+        """What was shown since the last wait, up to `words`."""
+        end = time.monotonic() + seconds
+        while (found := self.seen.find(words, self._place)) < 0:
+            assert time.monotonic() < end, f"no {words!r} in {self.seen[self._place :]!r}"
+            if select.select([self._ours], [], [], 0.1)[0]:
+                try:
+                    self.seen += os.read(self._ours, 65536).decode("utf-8", "replace")
+                except OSError:
+                    raise AssertionError(f"it ended: {self.seen!r}") from None
+        text = self.seen[self._place : found]
+        self._place = found + len(words)
+        return text
+
+    def wait(self) -> int:
+        """Its exit code; what it shows is read meanwhile."""
+        while self.process.poll() is None:
+            with contextlib.suppress(OSError):
+                if select.select([self._ours], [], [], 0.1)[0]:
+                    os.read(self._ours, 65536)
+        return self.process.returncode
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._ours)
+
+
+def _take_terminal() -> None:
+    import fcntl
+    import termios
+
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+@pytest.fixture
+def terminal(server: ServeProcess, tmp_path: Path) -> Iterator[Terminal]:
+    words = ["chat", "--url", server.url, "--max-tokens", "6", "--ignore-eos"]
+    opened = Terminal([*words, "--temperature", "0"], tmp_path)
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+def test_a_conversation(terminal: Terminal, tmp_path: Path) -> None:
+    terminal.wait_for("Talking to tiny.")
+    terminal.wait_for(">>> ")
+    terminal.type("hello\n")
+    terminal.wait_for("+ 6 tokens, first after")
+    terminal.wait_for("tokens/s, length]")
+    terminal.type("/retry\n")
+    terminal.wait_for("+ 6 tokens")
+    terminal.type("/set max_tokens=3 top_k=5\n")
+    terminal.wait_for('"max_tokens": 3')
+    terminal.type("\x1b[A\x1b[A\x1b[A\n")  # up to "hello"
+    terminal.wait_for("+ 3 tokens")
+    terminal.type("/set tepmerature=1\n")
+    terminal.type("x\n")
+    terminal.wait_for("tepmerature is not a field")
+    terminal.type("/set tepmerature=\n")
+    terminal.type('"""one\ntwo"""\n')
+    terminal.wait_for("+ 3 tokens")
+    terminal.type("/system Be brief.\n/nonsense\n")
+    terminal.wait_for("[/nonsense is no command")
+    terminal.type(f"/save {tmp_path}/talk.json\n")
+    terminal.wait_for("[written to")
+    terminal.type(f"/save {tmp_path}/talk.json\n")
+    terminal.wait_for("File exists")
+    saved = json.loads((tmp_path / "talk.json").read_text())
+    roles = [message["role"] for message in saved["messages"]]
+    assert roles == ["system", *["user", "assistant"] * 3]
+    said = [message["content"] for message in saved["messages"] if message["role"] == "user"]
+    assert said == ["hello", "hello", "one\ntwo"]
+    assert saved["model"] == "tiny"
+    terminal.type("/clear\n/help\n")
+    terminal.wait_for("/retry  another answer")
+    terminal.type("/quit\n")
+    assert terminal.wait() == 0
+    history = tmp_path / ".pelton_history"
+    assert "hello" in history.read_text()
+    assert history.stat().st_mode & 0o077 == 0
+
+
+def test_control_c(terminal: Terminal) -> None:
+    terminal.wait_for(">>> ")
+    terminal.type("/set max_tokens=1900\n")
+    terminal.wait_for(">>> ")
+    terminal.type("hello\n")
+    terminal.wait_for("hello\r\n")
+    time.sleep(0.5)
+    terminal.type("\x03")
+    terminal.wait_for("[stopped; Ctrl-C once more ends this]", 5)
+    terminal.wait_for(">>> ")
+    # Something was said since: the next Ctrl-C is a first one.
+    terminal.type("/set max_tokens=2\n")
+    terminal.wait_for(">>> ")
+    terminal.type("\x03")
+    terminal.wait_for("once more")
+    terminal.type("\x03")
+    assert terminal.wait() == 130
+
+
+def run(*words: str, text: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *words],
+        input=text,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=120,
+        check=False,
+        env={**os.environ, **environment},
+    )
+
+
+def test_one_answer_of_a_server(server: ServeProcess) -> None:
+    words = ("complete", "--url", f"{server.url}/v1/", "--max-tokens", "5", "--temperature", "0")
+    by_flag = run(*words, "-q", "The sea", "--api-key", KEY, "--ignore-eos", "--stats")
+    assert by_flag.returncode == 0, by_flag.stderr
+    assert "[7 + 5 tokens" in by_flag.stderr
+    by_input = run(*words, "-q", "-", "--ignore-eos", text="The sea", PELTON_API_KEY=KEY)
+    assert by_input.stdout == by_flag.stdout != ""
+    assert by_input.stderr == ""
+    wrong = run(*words, "-q", "x", "--api-key", "other")
+    assert wrong.returncode == 2
+    assert "A valid API key is needed" in wrong.stderr
+    nobody = run("chat", "-q", "x", "--url", "http://127.0.0.1:9")
+    assert nobody.returncode == 1
+    assert "http://127.0.0.1:9 does not answer" in nobody.stderr
+
+
+def test_one_answer_of_an_engine_of_its_own(server: ServeProcess) -> None:
+    """The same as the server's."""
+    words = ("--temperature", "0", "--max-tokens", "8", "--ignore-eos", "-q", "hello")
+    served = run("chat", "--url", server.url, *words, PELTON_API_KEY=KEY)
+    alone = run("chat", str(chat_model(2048)), "--num-threads", "1", *words)
+    assert alone.returncode == 0, alone.stderr
+    assert alone.stdout == served.stdout != ""
+    wrong = run("chat", "/no/such/model", "-q", "x")
+    assert wrong.returncode == 2
+    assert "/no/such/model" in wrong.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("--url http://x MODEL", "MODEL and --url exclude each other"),
+        ("--url http://x --max-model-len 5", "--max-model-len and --url exclude each other"),
+        ("--api-key k", "--api-key is for a server; add --url"),
+        ("--url ftp://x -q a", "must look like http://"),
+    ],
+)
+def test_flags_that_do_not_go_together(words: str, sentence: str) -> None:
+    found = run("chat", *words.split())
+    assert found.returncode == 2
+    assert sentence in found.stderr
+
+
+def test_values_of_set_may_have_blanks() -> None:
+    assert _assignments("stop=a b temperature=1 x=") == ["stop=a b", "temperature=1", "x="]
