@@ -142,21 +142,21 @@ def _granite(meta: Metadata) -> ModelConfig:
 
 
 def _qwen2(meta: Metadata) -> ModelConfig:
-    return _qwen(meta, architecture="Qwen2ForCausalLM")
+    return _without_window(meta, architecture="Qwen2ForCausalLM")
 
 
 def _qwen3(meta: Metadata) -> ModelConfig:
-    return _qwen(meta, architecture="Qwen3ForCausalLM", qk_norm=True)
+    return _without_window(meta, architecture="Qwen3ForCausalLM", qk_norm=True)
 
 
 def _qwen3moe(meta: Metadata) -> ModelConfig:
     """All layers are sparse."""
-    return _qwen(meta, architecture="Qwen3MoeForCausalLM", qk_norm=True, **_experts(meta))
+    return _without_window(meta, architecture="Qwen3MoeForCausalLM", qk_norm=True, **_experts(meta))
 
 
-def _qwen(meta: Metadata, **own: Any) -> ModelConfig:
+def _without_window(meta: Metadata, **own: Any) -> ModelConfig:
     if meta.integer("attention.sliding_window", 0, low=0):
-        # Only some layers have it, and the file cannot say which.
+        # Only some layers have it, and the file may not say which.
         raise meta.refused("attention.sliding_window", "0 or absent")
     fields = _shared(meta)
     return ModelConfig(**fields, **own, rope=read_rope(meta, fields["head_dim"]))
@@ -193,8 +193,9 @@ def _gpt_oss(meta: Metadata) -> ModelConfig:
     )
 
 
-def _experts(meta: Metadata) -> dict[str, Any]:
-    """The weights of a token's experts sum to one: no key says else."""
+def _experts(meta: Metadata, *, default_width: int | None = None) -> dict[str, Any]:
+    """The weights of a token's experts sum to one: no key says else. default_width: of an expert,
+    where the file may be silent."""
     count = meta.integer("expert_count", high=MAX_EXPERTS)
     chosen = meta.integer("expert_used_count", high=MAX_EXPERTS)
     if chosen > count:
@@ -202,24 +203,27 @@ def _experts(meta: Metadata) -> dict[str, Any]:
     return {
         "num_experts": count,
         "experts_per_token": chosen,
-        "moe_intermediate_size": meta.integer("expert_feed_forward_length", high=MAX_INTERMEDIATE),
+        "moe_intermediate_size": meta.integer(
+            "expert_feed_forward_length", default_width, high=MAX_INTERMEDIATE
+        ),
         "norm_topk_prob": True,
     }
 
 
 def _olmo2(meta: Metadata) -> ModelConfig:
-    """OLMo 2. OLMo 3's files have the same name, and a window."""
-    if meta.integer("attention.sliding_window", 0, low=0):
-        raise meta.refused("attention.sliding_window", "0 or absent")
-    fields = _shared(meta)
-    return ModelConfig(
-        architecture="Olmo2ForCausalLM",
-        **fields,
-        joint_qk_norm=True,
-        pre_norms=False,
-        post_norms=True,
-        rope=read_rope(meta, fields["head_dim"]),
+    """OLMo 3's files have the same name, and a window."""
+    return _without_window(
+        meta, architecture="Olmo2ForCausalLM", joint_qk_norm=True, pre_norms=False, post_norms=True
     )
+
+
+def _olmoe(meta: Metadata) -> ModelConfig:
+    """All layers are sparse. The weights of a token's experts are as the softmax has them."""
+    if meta.get("norm_top_k_prob") not in (None, False):
+        raise meta.refused("norm_top_k_prob", "False or absent")
+    width = meta.integer("feed_forward_length", high=MAX_INTERMEDIATE)
+    own = {**_experts(meta, default_width=width), "norm_topk_prob": False}
+    return _without_window(meta, architecture="OlmoeForCausalLM", joint_qk_norm=True, **own)
 
 
 def _gemma2(meta: Metadata) -> ModelConfig:
@@ -296,6 +300,7 @@ ARCHITECTURES: dict[str, Callable[[Metadata], ModelConfig]] = {
     "granite": _granite,
     "llama": _llama,
     "olmo2": _olmo2,
+    "olmoe": _olmoe,
     "phi3": _phi3,
     "qwen2": _qwen2,
     "qwen3": _qwen3,

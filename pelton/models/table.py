@@ -10,6 +10,7 @@ MODELS: dict[str, str] = {
     "MinistralForCausalLM": "pelton.models.ministral:Ministral",
     "MistralForCausalLM": "pelton.models.mistral:Mistral",
     "Olmo2ForCausalLM": "pelton.models.olmo2:Olmo2",
+    "OlmoeForCausalLM": "pelton.models.olmoe:Olmoe",
     "Phi3ForCausalLM": "pelton.models.phi3:Phi3",
     "Qwen2ForCausalLM": "pelton.models.qwen2:Qwen2",
     "Qwen3ForCausalLM": "pelton.models.qwen3:Qwen3",

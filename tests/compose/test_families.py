@@ -40,6 +40,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "MinistralForCausalLM": ("Ministral", {"sliding_window": 9, "layer_types": LAYERS}),
     "MistralForCausalLM": ("Mistral", {"sliding_window": 9}),
     "Olmo2ForCausalLM": ("Olmo2", {}),
+    "OlmoeForCausalLM": (
+        "Olmoe",
+        {
+            "hidden_size": 64,
+            "intermediate_size": 20,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+        },
+    ),
     "Phi3ForCausalLM": ("Phi3", {"hidden_size": 64, "rope_parameters": HALF}),
     "Qwen2ForCausalLM": ("Qwen2", {"hidden_size": 64}),
     "Qwen3ForCausalLM": ("Qwen3", {}),

@@ -73,6 +73,15 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "olmo2": ("Olmo2", {"hidden_size": 64}),
+    "olmoe": (
+        "Olmoe",
+        {
+            "hidden_size": 64,
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "intermediate_size": 24,
+        },
+    ),
     "olmo2 yarn": ("Olmo2", {"rope_parameters": YARN}),
     "phi3": ("Phi3", {"hidden_size": 64}),
     "phi3 partial": ("Phi3", {"hidden_size": 64, "rope_parameters": HALF, "sliding_window": 9}),
@@ -190,6 +199,7 @@ def test_every_architecture_is_here() -> None:
         "gpt-oss yarn",
         "granite",
         "olmo2",
+        "olmoe",
         "phi3 partial",
         "phi3 longrope",
         "qwen2 yarn",

@@ -26,6 +26,7 @@ ARCHITECTURES = {
     "GptOssForCausalLM": gguf.MODEL_ARCH.GPT_OSS,
     "GraniteForCausalLM": gguf.MODEL_ARCH.GRANITE,
     "Olmo2ForCausalLM": gguf.MODEL_ARCH.OLMO2,
+    "OlmoeForCausalLM": gguf.MODEL_ARCH.OLMOE,
     "Phi3ForCausalLM": gguf.MODEL_ARCH.PHI3,
     "Gemma2ForCausalLM": gguf.MODEL_ARCH.GEMMA2,
     "Gemma3ForCausalLM": gguf.MODEL_ARCH.GEMMA3,
@@ -164,7 +165,8 @@ def _write_keys(writer: gguf.GGUFWriter, arch: Any, config: dict[str, Any]) -> N
         width = config.get("moe_intermediate_size", config["intermediate_size"])
         writer.add_expert_count(config["num_local_experts"])
         writer.add_expert_used_count(config["num_experts_per_tok"])
-        writer.add_expert_feed_forward_length(width)
+        if arch != gguf.MODEL_ARCH.OLMOE:
+            writer.add_expert_feed_forward_length(width)
     if arch == gguf.MODEL_ARCH.GRANITE:
         writer.add_attention_scale(config["attention_multiplier"])
         writer.add_embedding_scale(config["embedding_multiplier"])

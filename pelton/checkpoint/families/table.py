@@ -18,6 +18,7 @@ ARCHITECTURES: dict[str, str] = {
     "MinistralForCausalLM": "pelton.checkpoint.families.ministral:read_ministral",
     "MistralForCausalLM": "pelton.checkpoint.families.mistral:read_mistral",
     "Olmo2ForCausalLM": "pelton.checkpoint.families.olmo:read_olmo2",
+    "OlmoeForCausalLM": "pelton.checkpoint.families.olmo:read_olmoe",
     "Phi3ForCausalLM": "pelton.checkpoint.families.phi3:read_phi3",
     "Qwen2ForCausalLM": "pelton.checkpoint.families.qwen:read_qwen2",
     "Qwen3ForCausalLM": "pelton.checkpoint.families.qwen:read_qwen3",
