@@ -163,7 +163,7 @@ def _write_keys(writer: gguf.GGUFWriter, arch: Any, config: dict[str, Any]) -> N
             writer.add_final_logit_softcapping(config["final_logit_softcapping"])
     if "num_experts_per_tok" in config:
         width = config.get("moe_intermediate_size", config["intermediate_size"])
-        writer.add_expert_count(config["num_local_experts"])
+        writer.add_expert_count(config.get("num_local_experts") or config["num_experts"])
         writer.add_expert_used_count(config["num_experts_per_tok"])
         if arch != gguf.MODEL_ARCH.OLMOE:
             writer.add_expert_feed_forward_length(width)
