@@ -26,7 +26,7 @@ def test_everything_is_exposed_under_the_prefix() -> None:
         metrics = make(prefix)
         metrics.prompt_begun(7, 2)
         metrics.finished("stop")
-        metrics.time_to_first_token.observe(0.5)
+        metrics.first_token(0.5)
         text = metrics.expose().decode()
         families = {family.name: family for family in text_string_to_metric_families(text)}
         assert all(name.startswith(f"{prefix}:") for name in families)
