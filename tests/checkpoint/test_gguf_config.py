@@ -232,6 +232,18 @@ def test_qwens_window_is_refused(make):
         read_model_config(make({"qwen2.attention.sliding_window": 9}, architecture="qwen2"))
 
 
+def test_olmo(make):
+    """OLMo 3's files are called OLMo 2's; no key of OLMoE's could say that weights sum to one."""
+    with pytest.raises(UnsupportedError, match=r"olmo2\.attention\.sliding_window=9"):
+        read_model_config(make({"olmo2.attention.sliding_window": 9}, architecture="olmo2"))
+    experts = {"olmoe.expert_count": 8, "olmoe.expert_used_count": 3}
+    model = read_model_config(make(experts, architecture="olmoe"))
+    assert model.moe_intermediate_size == model.intermediate_size
+    assert not model.norm_topk_prob
+    with pytest.raises(UnsupportedError, match=r"norm_top_k_prob=True"):
+        read_model_config(make({**experts, "olmoe.norm_top_k_prob": True}, architecture="olmoe"))
+
+
 def test_experts(make):
     experts = {
         "qwen3moe.expert_count": 8,
