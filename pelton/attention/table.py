@@ -2,6 +2,7 @@
 
 BACKENDS: dict[str, str] = {
     "torch": "pelton.attention.torch_backend:TorchBackend",
+    "native": "pelton.attention.native_backend:NativeBackend",
     "reference": "pelton.attention.reference_backend:ReferenceBackend",
     "invariant": "pelton.attention.invariant_backend:InvariantBackend",
 }

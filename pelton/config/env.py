@@ -25,6 +25,6 @@ def api_keys() -> str:
 
 
 def cpu_kernels() -> str:
-    """PELTON_CPU_KERNELS: "auto" (default), "off" (torch's products only), or the name of one level
+    """PELTON_CPU_KERNELS: "auto" (default), "off" (torch's kernels only), or the name of one level
     of device/native/levels.py."""
     return os.environ.get("PELTON_CPU_KERNELS", "").strip() or "auto"

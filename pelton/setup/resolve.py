@@ -168,7 +168,7 @@ def resolve(checked: CheckedArgs, facts: DeviceFacts) -> EngineConfig:
         device=device,
         seed=args.seed,
         max_model_len=max_model_len,
-        attention_backend=_attention_backend(args),
+        attention_backend=_attention_backend(args, facts, dtype),
         batch_invariant=args.batch_invariant,
         num_threads=_num_threads(args, facts),
         max_logprobs=args.max_logprobs,
@@ -192,10 +192,26 @@ def _speculation(args: EngineArgs) -> SpeculationConfig:
     )
 
 
-def _attention_backend(args: EngineArgs) -> str:
-    if args.attention_backend != "auto":
-        return args.attention_backend
-    return "invariant" if args.batch_invariant else "torch"
+def _attention_backend(args: EngineArgs, facts: DeviceFacts, dtype: str) -> str:
+    """Raises ConfigError for "native" where its kernels do not serve."""
+    unfit = _native_unfit(args, facts, dtype)
+    if args.attention_backend == "auto":
+        if args.batch_invariant:
+            return "invariant"
+        return "native" if unfit is None else "torch"
+    if args.attention_backend == "native" and unfit is not None:
+        raise ConfigError(f"attention_backend='native' {unfit}; use 'auto' or 'torch'.")
+    return args.attention_backend
+
+
+def _native_unfit(args: EngineArgs, facts: DeviceFacts, dtype: str) -> str | None:
+    if not facts.has_cpu_kernels:
+        return f"needs the CPU and its compiled kernels, which device {facts.kind!r} has not here"
+    if dtype not in ("float32", "bfloat16"):
+        return f"computes in float32 and bfloat16, got dtype={dtype!r}"
+    if _kv_dtype(args, dtype) != dtype:
+        return f"reads no quantised keys and values, got kv_cache_dtype={args.kv_cache_dtype!r}"
+    return None
 
 
 def _num_threads(args: EngineArgs, facts: DeviceFacts) -> int:

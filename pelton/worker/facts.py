@@ -8,6 +8,7 @@ import torch
 
 from pelton.config.hardware import DeviceFacts
 from pelton.device.memory import cpu_facts
+from pelton.device.native.library import library
 from pelton.errors import ConfigError
 
 
@@ -19,7 +20,7 @@ def device_facts(device: str) -> DeviceFacts:
     kind, _, index = device.partition(":")
     if kind == "cuda" or (kind == "auto" and torch.cuda.is_available()):
         return _cuda_facts(int(index or 0))
-    facts = cpu_facts()
+    facts = replace(cpu_facts(), has_cpu_kernels=library() is not None)
     return replace(facts, kind="fake") if kind == "fake" else facts
 
 

@@ -14,6 +14,7 @@ from pelton.attention.backend import AttentionBackend
 from pelton.attention.table import BACKENDS
 from pelton.core.kv.spec import KVGroup, LayerKV, page_bytes_of, scale_dtype_of
 from pelton.device.fake import FakeDevice
+from pelton.device.native.library import library
 from pelton.ops.paged_attention import AttentionSignature
 
 SIGNATURE = AttentionSignature(
@@ -31,8 +32,10 @@ def backend_of(name: str) -> AttentionBackend:
     return getattr(importlib.import_module(module), cls)()
 
 
-@pytest.fixture(params=["torch", "reference", "invariant"])
+@pytest.fixture(params=BACKENDS)
 def backend(request) -> AttentionBackend:
+    if request.param == "native" and library() is None:
+        pytest.skip("no library of CPU kernels")
     return backend_of(request.param)
 
 
@@ -133,7 +136,7 @@ def test_what_a_backend_says_of_itself_is_true(backend):
     tests/ops/test_paged_attention.py."""
     assert backend.name in BACKENDS
     assert type(backend_of(backend.name)) is type(backend)
-    assert backend.reads_past_end == (backend.name == "torch")
-    assert backend.returns_lse == (backend.name != "torch")
+    assert backend.reads_past_end == (backend.name in ("torch", "native"))
+    assert backend.returns_lse == (backend.name in ("reference", "invariant"))
     window = replace(SIGNATURE, window=3)
     assert callable(backend.bind(window))

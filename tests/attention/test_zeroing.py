@@ -15,6 +15,7 @@ from pelton.attention.zeroing import NewBlockZeroing
 from pelton.batch.participant import StepParticipant
 from pelton.core.plan import BlockAppend, SlotRef
 from pelton.device.fake import FakeDevice
+from pelton.device.native.library import library
 
 NUM_BLOCKS = 40
 
@@ -108,7 +109,15 @@ def tokens_after_poison(device: str, backend: str) -> tuple[list[list[int]], lis
     return clean, [outcomes[name].token_ids for name in names]
 
 
-@pytest.mark.parametrize("backend", ["torch", "reference", "invariant"])
+@pytest.mark.parametrize(
+    "backend",
+    [
+        "torch",
+        "reference",
+        "invariant",
+        pytest.param("native", marks=pytest.mark.skipif(library() is None, reason="no library")),
+    ],
+)
 @pytest.mark.parametrize("device", ["cpu", "fake"])
 def test_nan_of_a_former_owner_never_reaches_a_new_one(device, backend):
     """Relative of case 19: neither through reallocated blocks nor through a former owner's blocks

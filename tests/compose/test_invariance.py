@@ -16,11 +16,13 @@ from support.plain import KINDS, greedy, logprobs_of, plain_tokens, seeded
 from support.tiny import TinyEngine, oracle_greedy, prompts_of, tiny_llama
 
 from pelton.core.descriptor import Descriptor
+from pelton.device.native.library import library
 
 LENGTHS = (1, 3, 8, 12, 21, 37)
 PROMPTS = prompts_of(LENGTHS, seed=11)
 BACKENDS = {
     "torch": {"attention_backend": "torch"},
+    **({} if library() is None else {"native": {"attention_backend": "native"}}),
     "invariant": {"attention_backend": "invariant", "batch_invariant": True},
 }
 DEVICES = ("cpu", "queued", "fake")

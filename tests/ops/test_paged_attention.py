@@ -11,9 +11,11 @@ import pytest
 import torch
 from support.codes import CODES, decoded
 
+from pelton.device.native.library import library
 from pelton.ops.paged_attention import (
     AttentionMetadata,
     AttentionSignature,
+    cpu,
     invariant,
     reference,
     sdpa,
@@ -22,7 +24,12 @@ from pelton.ops.quantise_kv import quantise_kv
 from pelton.ops.registry import Kernel
 
 CANDIDATES = {"reference": reference, "sdpa": sdpa, "invariant": invariant}
-READS_PAST_END = {"reference": False, "sdpa": True, "invariant": False}
+if library() is not None:
+    CANDIDATES["native"] = cpu
+READS_PAST_END = {"reference": False, "sdpa": True, "invariant": False, "native": False}
+NATIVE = pytest.param(
+    "native", marks=pytest.mark.skipif(library() is None, reason="no library of CPU kernels")
+)
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
 
@@ -240,7 +247,7 @@ def test_against_float64(head_dim, heads, window, name):
         np.testing.assert_allclose(lse[:live].double().numpy(), expected_lse, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["reference", "masked", "invariant"])
+@pytest.mark.parametrize("name", ["reference", "masked", "invariant", NATIVE])
 @pytest.mark.parametrize("window", [None, 6])
 @pytest.mark.parametrize(("softcap", "has_sinks"), [(1.5, False), (None, True), (1.5, True)])
 def test_softcap_and_sinks(softcap, has_sinks, window, name):
@@ -264,6 +271,8 @@ def test_softcap_and_sinks(softcap, has_sinks, window, name):
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("name", CANDIDATES)
 def test_dtypes_are_within_the_contract(name, dtype):
+    if name == "native" and dtype == torch.float64:
+        pytest.skip("not in float64")
     generator = torch.Generator().manual_seed(1)
     rows = [random_row(generator, q, n, (6, 2), 24, dtype) for q, n in MIXED[::2]]
     batch = Batch(rows, signature_of((6, 2), 24, dtype), garbage_for(name), block_size=16)
@@ -378,7 +387,7 @@ def test_without_finite_bytes_past_the_end_sdpa_fails():
     assert Batch(rows, signature_of((2, 1), 16), math.nan).run("sdpa").isnan().any()
 
 
-@pytest.mark.parametrize("name", [*CANDIDATES, "masked"])
+@pytest.mark.parametrize("name", ["reference", "sdpa", "invariant", "masked"])
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("code", CODES)
 @pytest.mark.parametrize("options", [{}, {"window": 6}, {"softcap": 1.5, "has_sinks": True}])
@@ -422,33 +431,81 @@ def test_what_codes_cost(code):
     assert error.max() > CODE_BOUNDS[code] / 20, "codes are read"
 
 
+@pytest.mark.skipif(library() is None, reason="no library of CPU kernels")
+@pytest.mark.parametrize("window", [None, 1, 6, 70])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_long_chunks_are_left_to_torch(dtype, window):
+    """Beside decode rows and short chunks, fresh and with earlier tokens, side by side or not."""
+    generator = torch.Generator().manual_seed(14)
+    lens = [(1, 9), (1, 300), (3, 40), (40, 40), (40, 40), (32, 90), (33, 90), (1, 5), (50, 61)]
+    rows = [random_row(generator, q, s, (6, 2), 24, dtype) for q, s in lens]
+    batch = Batch(rows, signature_of((6, 2), 24, dtype, window), 1e4, num_padding=2)
+    out = torch.full(batch.query.shape, torch.nan, dtype=dtype)
+    kernel = cpu.with_fused_prefill(batch.signature)
+    kernel(batch.query, batch.kv, batch.meta, out)
+    assert [(g.length, g.count) for g in batch.meta.prepared["prefill"]] in (
+        [(40, 2), (33, 1), (50, 1)],
+        [(40, 1), (40, 1), (33, 1), (50, 1)],
+    )
+    expected, _ = batch.exact()
+    assert np.abs(out[:-2].double().numpy() - expected).max() <= TOLERANCE[dtype]
+    assert (out[-2:] == 0).all()
+
+
+@pytest.mark.skipif(library() is None, reason="no library of CPU kernels")
+@pytest.mark.parametrize("window", [None, 600])
+def test_threads_that_split_keys_change_no_bit(window):
+    found, before = library(), torch.get_num_threads()
+    assert found is not None
+    generator = torch.Generator().manual_seed(15)
+    row = random_row(generator, 3, 1700, (4, 2), 24)
+    sinks = torch.randn(4, generator=generator)
+    signature = replace(signature_of((4, 2), 24, window=window), has_sinks=True)
+    batch = Batch([row], signature, math.nan, sinks=sinks)
+    results = []
+    try:
+        for count in (1, 2, 3):
+            found.set_num_threads(count)
+            lse = torch.full((3, 4), torch.nan)
+            results.append((batch.run("native", lse), lse))
+    finally:
+        found.set_num_threads(before)
+    expected, expected_lse = batch.exact()
+    for out, lse in results:
+        assert torch.equal(out, results[0][0])
+        assert torch.equal(lse, results[0][1])
+        np.testing.assert_allclose(out.numpy(), expected, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(lse.numpy(), expected_lse, rtol=1e-5, atol=1e-5)
+
+
 HEADS = [(2, 2), (6, 2), (9, 3), (8, 1)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("heads", HEADS, ids=str)
-def test_invariant_tokens_do_not_see_their_batch(heads, dtype):
+@pytest.mark.parametrize("name", ["invariant", NATIVE])
+def test_invariant_tokens_do_not_see_their_batch(name, heads, dtype):
     """Bit for bit: alone or among others, in chunks of 1, 3, 8, 16, at other places of a tile, with
     other blocks, other neighbours' bytes, looser bounds and another number of threads."""
     generator = torch.Generator().manual_seed(8)
     signature = signature_of(heads, 24, dtype)
     row = random_row(generator, 37, 150, heads, 24, dtype)
     others = [random_row(generator, q, n, heads, 24, dtype) for q, n in [(1, 9), (1, 200), (5, 70)]]
-    alone = Batch([row], signature, math.nan).run("invariant")
+    alone = Batch([row], signature, math.nan).run(name)
     together = Batch([*others, row], signature, math.nan, block_size=16, seed=5, num_padding=2)
     start = sum(len(other.query) for other in others)
-    assert torch.equal(together.run("invariant")[start : start + 37], alone)
+    assert torch.equal(together.run(name)[start : start + 37], alone)
     torch.set_num_threads(2)
-    assert torch.equal(together.run("invariant")[start : start + 37], alone)
+    assert torch.equal(together.run(name)[start : start + 37], alone)
     torch.set_num_threads(1)
     loose = Batch([row], signature, math.nan, slack=[77], seed=2)
-    assert torch.equal(loose.run("invariant"), alone)
+    assert torch.equal(loose.run(name), alone)
     for chunk in (1, 3, 8, 16, 36):
         pieces = []
         for first in range(0, 37, chunk):
             piece = row.piece(first, min(first + chunk, 37))
             batch = Batch([*others[:2], piece], signature, math.nan, seed=first)
-            pieces.append(batch.run("invariant")[2:])
+            pieces.append(batch.run(name)[2:])
         assert torch.equal(torch.cat(pieces), alone), chunk
 
 
@@ -468,14 +525,15 @@ def test_invariant_tokens_of_codes_do_not_see_their_batch(code):
         assert torch.equal(torch.cat(pieces), alone), chunk
 
 
-def test_invariant_window_tokens_do_not_see_their_batch():
+@pytest.mark.parametrize("name", ["invariant", NATIVE])
+def test_invariant_window_tokens_do_not_see_their_batch(name):
     generator = torch.Generator().manual_seed(9)
     signature = signature_of((4, 2), 16, window=70)
     row = random_row(generator, 37, 150, (4, 2), 16)
-    alone = Batch([row], signature, math.nan).run("invariant")
+    alone = Batch([row], signature, math.nan).run(name)
     for chunk in (1, 3, 16):
         pieces = [
-            Batch([row.piece(i, min(i + chunk, 37))], signature, math.nan).run("invariant")
+            Batch([row.piece(i, min(i + chunk, 37))], signature, math.nan).run(name)
             for i in range(0, 37, chunk)
         ]
         assert torch.equal(torch.cat(pieces), alone), chunk

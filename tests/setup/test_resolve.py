@@ -115,6 +115,38 @@ def test_dtype(checked, dtype, stored, is_quantised, bf16, fp16, expected):
     assert config.dtype == config.cache.dtype == expected
 
 
+@pytest.mark.parametrize(
+    ("kernels", "options", "expected"),
+    [
+        (True, {}, "native"),
+        (True, {"dtype": "bfloat16"}, "native"),
+        (False, {}, "torch"),
+        (True, {"dtype": "float16"}, "torch"),
+        (True, {"kv_cache_dtype": "int8"}, "torch"),
+        (True, {"batch_invariant": True}, "invariant"),
+        (True, {"attention_backend": "torch"}, "torch"),
+        (True, {"attention_backend": "native"}, "native"),
+    ],
+)
+def test_attention_backend(checked, kernels, options, expected):
+    facts = replace(FACTS, has_cpu_kernels=kernels)
+    assert resolve(checked(**options), facts).attention_backend == expected
+
+
+@pytest.mark.parametrize(
+    ("kernels", "options", "reason"),
+    [
+        (False, {}, "needs the CPU and its compiled kernels"),
+        (True, {"dtype": "float16"}, "got dtype='float16'"),
+        (True, {"kv_cache_dtype": "int8"}, "got kv_cache_dtype='int8'"),
+    ],
+)
+def test_native_attention_is_refused_where_it_does_not_serve(checked, kernels, options, reason):
+    facts = replace(FACTS, has_cpu_kernels=kernels)
+    with pytest.raises(ConfigError, match=reason):
+        resolve(checked(attention_backend="native", **options), facts)
+
+
 def test_defaults(checked):
     config = resolve(checked(), FACTS)
     assert config.scheduler.max_num_seqs == 256

@@ -14,10 +14,12 @@ from support.tiny import VOCAB, TinyEngine, oracle_greedy, oracle_logits, prompt
 from pelton.config.params import SamplingParams
 from pelton.core.kv.groups import with_tables
 from pelton.core.plan import NewRow, SlotRef, StepPlan
+from pelton.device.native.library import library
 
 BACKENDS = {
     "torch": {"attention_backend": "torch"},
     "reference": {"attention_backend": "reference"},
+    **({} if library() is None else {"native": {"attention_backend": "native"}}),
     "invariant": {"attention_backend": "invariant", "batch_invariant": True},
 }
 

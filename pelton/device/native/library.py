@@ -38,6 +38,22 @@ class LinearArgs(ctypes.Structure):
     )
 
 
+class AttentionArgs(ctypes.Structure):
+    """attention_args of attention.h, field by field."""
+
+    _fields_ = (
+        *((name, _POINTER) for name in ("query", "out", "lse", "kv", "sinks")),
+        *((name, _POINTER) for name in ("query_start_loc", "seq_lens", "block_table")),
+        *((name, _INT64) for name in ("num_rows", "num_tokens")),
+        *((f"{name}_stride", _INT64) for name in ("query", "out", "block", "table")),
+        *((name, _INT64) for name in ("num_heads", "num_kv_heads", "head_dim", "block_size")),
+        *((name, _INT64) for name in ("window", "max_query_len")),
+        ("scale", ctypes.c_float),
+        ("softcap", ctypes.c_float),
+        ("is_bf16", ctypes.c_int32),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Library:
     """level: the instructions it uses. has_amx: whether the system gave this process the tiles."""
@@ -64,8 +80,8 @@ def library() -> Library | None:
         except (BuildError, OSError) as error:
             reason = str(error)
     _log.warning(
-        "Kernels for the CPU are not used: %s. torch's products serve instead, at about half the "
-        "speed for small batches.",
+        "Kernels for the CPU are not used: %s. torch's serve instead, at about half the speed for "
+        "small batches.",
         reason,
     )
     return None
@@ -75,6 +91,7 @@ def _load(path: str, level: str) -> Library:
     functions = ctypes.CDLL(path)
     functions.pelton_set_num_threads.argtypes = [ctypes.c_int]
     functions.pelton_linear.argtypes = [ctypes.POINTER(LinearArgs)]
+    functions.pelton_attention.argtypes = [ctypes.POINTER(AttentionArgs)]
     for name in ("pelton_pack_bf16", "pelton_pack_f32"):
         pack = getattr(functions, name)
         pack.argtypes = [_POINTER, _INT64, _INT64, _INT64, _POINTER]

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from pelton.core.plan import Int32Array
+from pelton.device.native.library import library
 from pelton.ops.registry import Candidate
 
 
@@ -76,9 +77,31 @@ def _takes_plain(signature: AttentionSignature) -> str | None:
     return "torch's fused attention has no sinks" if signature.has_sinks else None
 
 
+def _takes_native(signature: AttentionSignature) -> str | None:
+    if signature.device_type != "cpu":
+        return "for the CPU"
+    if signature.kv_codes is not None:
+        return "not for quantised keys and values"
+    if signature.dtype not in (torch.bfloat16, torch.float32):
+        return f"not in {signature.dtype}"
+    return None if library() is not None else "no library of CPU kernels"
+
+
 _PACKAGE = "pelton.ops.paged_attention"
 REFERENCE = (Candidate("reference", f"{_PACKAGE}.reference:paged_attention", _takes_any),)
-INVARIANT = (Candidate("invariant", f"{_PACKAGE}.invariant:paged_attention", _takes_any),)
+_NATIVE = Candidate("native", f"{_PACKAGE}.cpu:paged_attention", _takes_native)
+NATIVE = (
+    Candidate(
+        "native+sdpa",
+        f"{_PACKAGE}.cpu:with_fused_prefill",
+        lambda signature: _takes_native(signature) or _takes_plain(signature),
+    ),
+    _NATIVE,
+)
+INVARIANT = (
+    _NATIVE,
+    Candidate("invariant", f"{_PACKAGE}.invariant:paged_attention", _takes_any),
+)
 SDPA = (
     Candidate("sdpa", f"{_PACKAGE}.sdpa:paged_attention", _takes_plain),
     Candidate("masked", f"{_PACKAGE}.sdpa:masked_attention", _takes_any),

@@ -63,13 +63,20 @@ class PrefillRows:
 
 
 def prepare(
-    meta: AttentionMetadata, *, block_size: int, window: int | None, dtype: torch.dtype
+    meta: AttentionMetadata,
+    *,
+    block_size: int,
+    window: int | None,
+    dtype: torch.dtype,
+    min_query_len: int = 1,
 ) -> None:
-    """Fill meta.prepared with "decode" buckets and "prefill" rows; runs on the device."""
+    """Fill meta.prepared with "decode" buckets and "prefill" rows; runs on the device. Rows with
+    fewer query tokens than min_query_len are left out."""
     device = meta.block_table.device
     num_decode = meta.num_decode_rows
     buckets = []
-    for rows_np, longest in _buckets(meta.seq_len_bounds[:num_decode]):
+    single = meta.seq_len_bounds[: num_decode if min_query_len == 1 else 0]
+    for rows_np, longest in _buckets(single):
         width = -(-longest // block_size)
         if len(rows_np) == num_decode:
             rows = None
@@ -99,6 +106,8 @@ def prepare(
     end = num_decode
     for row in range(num_decode, meta.num_rows):
         start, end = end, end + int(meta.query_lens[row])
+        if end - start < min_query_len:
+            continue
         bound = int(meta.seq_len_bounds[row])
         if meta.bounds_are_exact and bound == end - start and window is None:
             last = prefill[-1] if prefill else None

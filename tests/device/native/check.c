@@ -1,8 +1,9 @@
-/* Products over memory of exactly the right size, for the sanitizers. */
+/* Products and attention over memory of exactly the right size, for the sanitizers. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "attention.h"
 #include "linear.h"
 #include "pool.h"
 #include "vec.h"
@@ -85,6 +86,53 @@ static int check(int is_half, int64_t t, int64_t k, int64_t n, int activation, i
     return failed;
 }
 
+/* One row of q tokens and n keys; two blocks of five tokens at least, the last one cut where the
+   memory ends. Returns 1 on a wrong value. */
+static int check_attention(int is_half, int64_t q, int64_t n, int64_t heads, int64_t kv_heads,
+                           int64_t dim, int64_t window) {
+    size_t element = is_half ? sizeof(bf16) : sizeof(float);
+    enum { BLOCK = 5 };
+    int64_t num_blocks = (n + BLOCK - 1) / BLOCK, token = 2 * kv_heads * dim, width = heads * dim;
+    int64_t length = n * token; /* blocks lie in order: nothing lies behind the last key */
+    void *kv = malloc(element * (size_t)length), *query = malloc(element * (size_t)(q * width));
+    void *out = malloc(element * (size_t)(q * width));
+    int32_t *table = malloc(sizeof *table * (size_t)num_blocks);
+    int32_t starts[2] = {0, (int32_t)q}, lens[1] = {(int32_t)n};
+    float *sinks = malloc(sizeof *sinks * (size_t)heads), *lse = malloc(sizeof *lse * (size_t)(q * heads));
+    fill(kv, is_half, length), fill(query, is_half, q * width), fill(sinks, 0, heads);
+    for (int64_t i = 0; i < num_blocks; i++)
+        table[i] = (int32_t)i;
+    attention_args args = {
+        .query = query, .out = out, .lse = lse, .kv = kv, .sinks = sinks, .query_start_loc = starts,
+        .seq_lens = lens, .block_table = table, .num_rows = 1, .num_tokens = q,
+        .query_stride = width, .out_stride = width, .block_stride = BLOCK * token,
+        .table_stride = num_blocks, .num_heads = heads, .num_kv_heads = kv_heads, .head_dim = dim,
+        .block_size = BLOCK, .window = window, .scale = 0.5f, .softcap = 3, .is_bf16 = is_half};
+    int failed = pelton_attention(&args);
+    for (int64_t i = 0; i < q * width && !failed; i++) {
+        int64_t last = n - q + i / width, head = i % width / dim, key_head = head * kv_heads / heads;
+        double total = exp(sinks[head]), right = 0;
+        for (int64_t key = window && last >= window ? last - window + 1 : 0; key <= last; key++) {
+            int64_t at = key * token + key_head * dim;
+            double score = 0;
+            for (int64_t d = 0; d < dim; d++)
+                score += get(query, is_half, i - i % dim + d) * get(kv, is_half, at + d);
+            double weight = exp(3 * tanh(0.5 * score / 3));
+            total += weight;
+            right += weight * get(kv, is_half, at + kv_heads * dim + i % dim);
+        }
+        double is = get(out, is_half, i);
+        if (!(fabs(is - right / total) <= (is_half ? 2e-2 : 1e-4)) ||
+            !(fabs(lse[i / dim] - log(total)) <= 1e-4)) {
+            printf("attention half %d q %ld n %ld dim %ld: %g is not %g\n", is_half, (long)q, (long)n,
+                   (long)dim, is, right / total);
+            failed = 1;
+        }
+    }
+    free(kv), free(query), free(out), free(table), free(sinks), free(lse);
+    return failed;
+}
+
 int main(void) {
     static const int64_t sizes[][3] = {{1, 1, 1},    {1, 33, 17},  {3, 64, 48}, {7, 31, 15},
                                        {8, 32, 16},  {9, 100, 40}, {17, 5, 3},  {33, 65, 50},
@@ -92,6 +140,13 @@ int main(void) {
     int failed = 0, amx = pelton_request_amx();
     for (int threads = 1; threads <= 3; threads++) {
         pelton_set_num_threads(threads);
+        for (int flags = 0; flags < 4; flags++) {
+            int64_t window = flags >> 1 ? 9 : 0;
+            failed |= check_attention(flags & 1, 1, 1, 1, 1, 1, window);
+            failed |= check_attention(flags & 1, 3, 66, 6, 2, 24, window);
+            failed |= check_attention(flags & 1, 1, 1100, 2, 1, 32, window);
+            failed |= check_attention(flags & 1, 35, 131, 4, 2, 33, window);
+        }
         for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
             for (int flags = 0; flags < 16; flags++) {
                 const int64_t *s = sizes[i];

@@ -6,8 +6,10 @@ import os
 import shutil
 import subprocess
 import threading
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,6 +18,7 @@ from pelton.device.native import build as build_module
 from pelton.device.native.build import build
 from pelton.device.native.levels import usable_levels
 from pelton.ops.linear.cpu import packed
+from pelton.ops.paged_attention import AttentionMetadata, AttentionSignature, cpu, reference
 from pelton.ops.product import ProductSignature
 
 COMPILER = shutil.which("cc") or shutil.which("gcc")
@@ -63,6 +66,48 @@ def test_every_level_multiplies(level, dtype, monkeypatch):
                 right = x.double() @ weight.double().T
                 error = (out.double() - right).abs().amax() / right.abs().amax()
                 assert error <= (1e-5 if dtype == torch.float32 else 2e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("level", usable_levels(), ids=lambda level: level.name)
+def test_every_level_attends(level, dtype, monkeypatch):
+    """What the values are is tests/ops/test_paged_attention.py's; here, that levels agree."""
+    generator = torch.Generator().manual_seed(0)
+    loaded = library_module._load(str(build(level)), level.name)
+    monkeypatch.setattr("pelton.ops.paged_attention.cpu.library", lambda: loaded)
+    lens = [(1, 1), (1, 700), (7, 90), (60, 60)]
+    for heads, head_dim, window in (((9, 3), 64, None), ((2, 1), 24, 30), ((8, 1), 136, None)):
+        query = torch.randn(69, heads[0], head_dim, generator=generator).to(dtype)
+        kv = torch.randn(120, 8, 2, heads[1], head_dim, generator=generator).to(dtype)
+        meta = AttentionMetadata(
+            query_start_loc=torch.tensor([0, 1, 2, 9, 69], dtype=torch.int32),
+            seq_lens=torch.tensor([n for _, n in lens], dtype=torch.int32),
+            block_table=torch.randperm(120, generator=generator)[:100].expand(4, 100).int(),
+            kv_slots=torch.empty(0),
+            num_rows=4,
+            query_lens=np.array([q for q, _ in lens], np.int32),
+            seq_len_bounds=np.array([n for _, n in lens], np.int32),
+            bounds_are_exact=True,
+            num_decode_rows=2,
+        )
+        signature = AttentionSignature(
+            num_heads=heads[0],
+            num_kv_heads=heads[1],
+            head_dim=head_dim,
+            scale=head_dim**-0.5,
+            dtype=dtype,
+            device_type="cpu",
+            window=window,
+        )
+        right = torch.empty(query.shape, dtype=torch.float64)
+        wide = replace(signature, dtype=torch.float64)
+        reference.paged_attention(wide)(query.double(), kv.double(), meta, right)
+        for num_threads in (1, 2, 3):
+            loaded.set_num_threads(num_threads)
+            out = torch.full(query.shape, torch.nan, dtype=dtype)
+            cpu.paged_attention(signature)(query, kv, meta, out)
+            error = (out.double() - right).abs().max()
+            assert error <= (1e-5 if dtype == torch.float32 else 2e-2)
 
 
 def test_callers_in_several_threads_do_not_mix_their_rows():

@@ -1,0 +1,532 @@
+/* Causal attention over paged keys and values, straight from the blocks.
+
+   A tile is a few query tokens of a row, with the query heads of one key head: TILE_QUERIES in all or
+   one token. It passes over its keys in tiles of 64: keys are turned, so that lanes are keys, and
+   values stay as they are, so that lanes are dimensions; both become float32 in memory that stays in
+   the cache, and from there every query head of the tile reads them.
+
+   Key tiles begin at multiples of 64 and chunks of them at multiples of KEY_CHUNK. A chunk's softmax
+   starts anew, and chunks are merged in order, whoever computed them: so a token's result depends
+   neither on the number of threads nor on its neighbours. Keys that a token does not see have weight
+   0, which changes no bit of its sums. */
+
+#include <math.h>
+#include <stdatomic.h>
+#include <stddef.h>
+
+#include "attention.h"
+#include "pool.h"
+#include "vec.h"
+
+#define KEY_TILE 64
+#define KEY_VECTORS (KEY_TILE / LANES)
+#define KEY_CHUNK 512
+#define TILE_QUERIES 48
+#define QUERY_BLOCK 6 /* sums of so many queries, WIDTH vectors each, stay in registers */
+#ifdef __AVX512F__
+#define WIDTH 4
+#else
+#define WIDTH 1
+#endif
+/* The top of a softmax that has seen nothing: finite, so that no difference is NaN. */
+#define NOTHING (-1e30f)
+
+/* Tokens first..first + count of a row, and the chunks of keys that one part computes. */
+typedef struct {
+    int64_t row, first, count, first_chunk, last_chunk;
+} tile;
+
+typedef struct {
+    attention_args a;
+    int64_t group, dim_pad, num_queries; /* of a tile at most, in heads */
+    tile *tiles;
+    int64_t num_tiles;
+    int64_t num_whole; /* tiles before their keys were split; what merges reads runs of tiles */
+    int64_t *whole;    /* [num_whole + 1]: first tile of each, or NULL where none was split */
+    char *states;      /* [num_tiles, Hk], where tiles are split */
+    int64_t state_floats, part_floats;
+    float *parts;
+    _Atomic int64_t next;
+} job;
+
+/* A softmax under way over num_queries queries. */
+typedef struct {
+    float *top;  /* [num_queries] */
+    v16f *total; /* [num_queries], to be summed over the lanes */
+    float *sums; /* [num_queries, dim_pad] */
+} state;
+
+static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+static inline int64_t round_up(int64_t value, int64_t unit) {
+    return (value + unit - 1) / unit * unit;
+}
+
+static inline float max_of_lanes(v16f value) {
+#ifdef __AVX512F__
+    return _mm512_reduce_max_ps((__m512)value);
+#else
+    float top = value[0];
+    for (int i = 1; i < LANES; i++)
+        top = value[i] > top ? value[i] : top;
+    return top;
+#endif
+}
+
+static inline float exp_of(float x) { return exp_v16(splat(x))[0]; }
+
+static inline state state_at(const job *j, float *memory) {
+    int64_t padded = round_up(j->num_queries, LANES);
+    return (state){memory, (v16f *)(memory + padded), memory + padded + j->num_queries * LANES};
+}
+
+static void clear(const job *j, state s, int64_t num_queries) {
+    for (int64_t m = 0; m < num_queries; m++) {
+        s.top[m] = NOTHING;
+        s.total[m] = (v16f){0};
+    }
+    memset(s.sums, 0, (size_t)(num_queries * j->dim_pad) * sizeof(float));
+}
+
+/* ---- keys and values into the cache ---- */
+
+#ifdef __AVX512F__
+/* lines[i][k] becomes lines[k][i]. */
+static inline __attribute__((always_inline)) void transpose(__m512i *lines) {
+    __m512i next[16];
+    for (int i = 0; i < 16; i += 2) {
+        next[i] = _mm512_unpacklo_epi32(lines[i], lines[i + 1]);
+        next[i + 1] = _mm512_unpackhi_epi32(lines[i], lines[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4)
+        for (int k = 0; k < 2; k++) {
+            lines[i + 2 * k] = _mm512_unpacklo_epi64(next[i + k], next[i + k + 2]);
+            lines[i + 2 * k + 1] = _mm512_unpackhi_epi64(next[i + k], next[i + k + 2]);
+        }
+    for (int i = 0; i < 16; i += 8)
+        for (int k = 0; k < 4; k++) {
+            next[i + k] = _mm512_shuffle_i32x4(lines[i + k], lines[i + k + 4], 0x88);
+            next[i + k + 4] = _mm512_shuffle_i32x4(lines[i + k], lines[i + k + 4], 0xdd);
+        }
+    for (int k = 0; k < 4; k++) {
+        lines[k] = _mm512_shuffle_i32x4(next[k], next[k + 8], 0x88);
+        lines[k + 8] = _mm512_shuffle_i32x4(next[k], next[k + 8], 0xdd);
+        lines[k + 4] = _mm512_shuffle_i32x4(next[k + 4], next[k + 12], 0x88);
+        lines[k + 12] = _mm512_shuffle_i32x4(next[k + 4], next[k + 12], 0xdd);
+    }
+}
+#endif
+
+/* keys[0..16] of head_dim elements each, into turned[dim][KEY_TILE] at 16 of its lanes. */
+static void turn_keys(const job *j, const void *const *keys, float *turned) {
+    int64_t dim = 0, head_dim = j->a.head_dim;
+#ifdef __AVX512F__
+    int64_t unit = j->a.is_bf16 ? 2 * LANES : LANES;
+    size_t element = j->a.is_bf16 ? sizeof(bf16) : sizeof(float);
+    for (; dim + unit <= head_dim; dim += unit) {
+        __m512i lines[16];
+        for (int i = 0; i < 16; i++)
+            lines[i] = _mm512_loadu_si512((const char *)keys[i] + (size_t)dim * element);
+        transpose(lines);
+        float *to = turned + dim * KEY_TILE;
+        for (int i = 0; i < 16; i++) {
+            if (j->a.is_bf16) {
+                store_f32(to + 2 * i * KEY_TILE, (v16f)((v16u)lines[i] << 16));
+                store_f32(to + (2 * i + 1) * KEY_TILE, (v16f)((v16u)lines[i] & 0xffff0000u));
+            } else {
+                store_f32(to + i * KEY_TILE, (v16f)lines[i]);
+            }
+        }
+    }
+#endif
+    for (; dim < head_dim; dim++)
+        for (int i = 0; i < LANES; i++)
+            turned[dim * KEY_TILE + i] = j->a.is_bf16 ? bf16_to_float(((const bf16 *)keys[i])[dim])
+                                                      : ((const float *)keys[i])[dim];
+}
+
+/* `from` of head_dim elements, times scale, into to[dim_pad], 0 behind. */
+static inline void widen(const job *j, const void *from, float scale, float *to) {
+    int64_t dim = 0, head_dim = j->a.head_dim;
+    for (; dim + LANES <= head_dim; dim += LANES)
+        store_f32(to + dim, scale * (j->a.is_bf16 ? load_bf16((const bf16 *)from + dim)
+                                                  : load_f32((const float *)from + dim)));
+    for (; dim < j->dim_pad; dim++) {
+        float value = 0;
+        if (dim < head_dim)
+            value = j->a.is_bf16 ? bf16_to_float(((const bf16 *)from)[dim])
+                                 : ((const float *)from)[dim];
+        to[dim] = scale * value;
+    }
+}
+
+/* ---- products ---- */
+
+/* scores[m][keys of `width` vectors] = query[m] . turned */
+static inline __attribute__((always_inline)) void
+score_block(int count, int width, const float *query, int64_t dim_pad, int64_t head_dim,
+            const float *turned, float *scores) {
+    v16f sums[QUERY_BLOCK][WIDTH];
+    for (int m = 0; m < count; m++)
+        for (int w = 0; w < width; w++)
+            sums[m][w] = (v16f){0};
+    for (int64_t dim = 0; dim < head_dim; dim++) {
+        v16f line[WIDTH];
+        for (int w = 0; w < width; w++)
+            line[w] = load_f32(turned + dim * KEY_TILE + w * LANES);
+        for (int m = 0; m < count; m++)
+            for (int w = 0; w < width; w++)
+                sums[m][w] += line[w] * query[m * dim_pad + dim];
+    }
+    for (int m = 0; m < count; m++)
+        for (int w = 0; w < width; w++)
+            store_f32(scores + m * KEY_TILE + w * LANES, sums[m][w]);
+}
+
+/* sums[m][dims of `width` vectors] += weights[m][first..last] . values */
+static inline __attribute__((always_inline)) void
+value_block(int count, int width, const float *weights, int64_t first, int64_t last,
+            const float *values, int64_t dim_pad, float *to) {
+    v16f sums[QUERY_BLOCK][WIDTH];
+    for (int m = 0; m < count; m++)
+        for (int w = 0; w < width; w++)
+            sums[m][w] = load_f32(to + m * dim_pad + w * LANES);
+    for (int64_t key = first; key < last; key++) {
+        v16f line[WIDTH];
+        for (int w = 0; w < width; w++)
+            line[w] = load_f32(values + key * dim_pad + w * LANES);
+        for (int m = 0; m < count; m++)
+            for (int w = 0; w < width; w++)
+                sums[m][w] += line[w] * weights[m * KEY_TILE + key];
+    }
+    for (int m = 0; m < count; m++)
+        for (int w = 0; w < width; w++)
+            store_f32(to + m * dim_pad + w * LANES, sums[m][w]);
+}
+
+#define EACH_COUNT(call) \
+    switch (count) { \
+    case 1: call(1); break; \
+    case 2: call(2); break; \
+    case 3: call(3); break; \
+    case 4: call(4); break; \
+    case 5: call(5); break; \
+    default: call(6); \
+    }
+
+static void score_queries(const job *j, const float *query, int64_t num_queries,
+                          const float *turned, float *scores) {
+    for (int64_t m = 0; m < num_queries; m += QUERY_BLOCK) {
+        int count = (int)least(QUERY_BLOCK, num_queries - m);
+        for (int v = 0; v < KEY_VECTORS; v += WIDTH) {
+#define CALL(n) \
+    score_block(n, WIDTH, query + m * j->dim_pad, j->dim_pad, j->a.head_dim, turned + v * LANES, \
+                scores + m * KEY_TILE + v * LANES)
+            EACH_COUNT(CALL)
+#undef CALL
+        }
+    }
+}
+
+static void add_values(const job *j, const float *weights, int64_t num_queries, int64_t first,
+                       int64_t last, const float *values, float *sums) {
+    for (int64_t m = 0; m < num_queries; m += QUERY_BLOCK) {
+        int count = (int)least(QUERY_BLOCK, num_queries - m);
+        int64_t dim = 0;
+#define CALL_WIDTH(n, width) \
+    value_block(n, width, weights + m * KEY_TILE, first, last, values + dim, j->dim_pad, \
+                sums + m * j->dim_pad + dim)
+#define CALL(n) CALL_WIDTH(n, WIDTH)
+        for (; dim + WIDTH * LANES <= j->dim_pad; dim += WIDTH * LANES)
+            EACH_COUNT(CALL)
+#undef CALL
+#define CALL(n) CALL_WIDTH(n, 1)
+        for (; dim < j->dim_pad; dim += LANES)
+            EACH_COUNT(CALL)
+#undef CALL
+    }
+}
+
+/* One query's scores of a tile become weights; what it had is scaled to the new top. first..last:
+   the keys of the tile that it sees. */
+static __attribute__((noinline)) void weigh(const job *j, float *scores, int64_t first,
+                                            int64_t last, float *top, v16f *total, float *sums) {
+    static const v16i lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    v16f score[KEY_VECTORS], best = splat(*top), softcap = splat(j->a.softcap);
+    v16i seen[KEY_VECTORS];
+    for (int v = 0; v < KEY_VECTORS; v++) {
+        v16i key = lanes + v * LANES;
+        seen[v] = (key >= (int32_t)first) & (key < (int32_t)last);
+        score[v] = load_f32(scores + v * LANES);
+        if (j->a.softcap > 0) {
+            v16f twice = score[v] * (2.0f / j->a.softcap);
+            score[v] = softcap * (1.0f - 2.0f / (exp_v16(twice) + 1.0f));
+        }
+        v16f visible = blend(seen[v], score[v], splat(NOTHING));
+        best = blend(visible > best, visible, best);
+    }
+    float new_top = max_of_lanes(best);
+    v16f added = {0};
+    for (int v = 0; v < KEY_VECTORS; v++) {
+        v16f weight = blend(seen[v], exp_v16(score[v] - new_top), (v16f){0});
+        store_f32(scores + v * LANES, weight);
+        added += weight;
+    }
+    float kept = exp_of(*top - new_top);
+    *total = *total * kept + added;
+    if (new_top != *top)
+        for (int64_t dim = 0; dim < j->dim_pad; dim += LANES)
+            store_f32(sums + dim, load_f32(sums + dim) * kept);
+    *top = new_top;
+}
+
+/* ---- tiles ---- */
+
+/* The keys that tokens first..last of a row see together: *start..*end. */
+static inline void keys_of(const job *j, int64_t row, int64_t first, int64_t last, int64_t *start,
+                           int64_t *end) {
+    int64_t length = j->a.query_start_loc[row + 1] - j->a.query_start_loc[row];
+    int64_t earlier = j->a.seq_lens[row] - length;
+    *end = most(earlier + last, 0);
+    *start = j->a.window ? most(earlier + first + 1 - j->a.window, 0) : 0;
+}
+
+typedef struct {
+    float *query, *turned, *values, *scores;
+    state chunk, whole;
+} memory;
+
+static memory memory_of(const job *j, int part) {
+    float *at = j->parts + part * j->part_floats;
+    memory m;
+    m.query = at;
+    m.turned = m.query + j->num_queries * j->dim_pad;
+    m.values = m.turned + KEY_TILE * j->dim_pad;
+    m.scores = m.values + KEY_TILE * j->dim_pad;
+    m.chunk = state_at(j, m.scores + j->num_queries * KEY_TILE);
+    m.whole = state_at(j, m.scores + j->num_queries * KEY_TILE + j->state_floats);
+    return m;
+}
+
+static void attend_chunk(const job *j, const tile *t, int64_t head, int64_t chunk, memory m,
+                         state s) {
+    int64_t num_queries = t->count * j->group, start, end;
+    size_t element = j->a.is_bf16 ? sizeof(bf16) : sizeof(float);
+    int64_t token_stride = 2 * j->a.num_kv_heads * j->a.head_dim;
+    size_t to_value = (size_t)(j->a.num_kv_heads * j->a.head_dim) * element;
+    const int32_t *table = j->a.block_table + t->row * j->a.table_stride;
+    clear(j, s, num_queries);
+    keys_of(j, t->row, t->first, t->first + t->count, &start, &end);
+    start = most(start, chunk * KEY_CHUNK);
+    end = least(end, (chunk + 1) * KEY_CHUNK);
+    for (int64_t base = start / KEY_TILE * KEY_TILE; base < end; base += KEY_TILE) {
+        int64_t first = most(start - base, 0), last = least(end - base, KEY_TILE);
+        const void *keys[KEY_TILE];
+        for (int64_t key = first; key < last;) {
+            int64_t block = (base + key) / j->a.block_size, at = (base + key) % j->a.block_size;
+            int64_t stop = least(last, key + j->a.block_size - at);
+            int64_t place = table[block] * j->a.block_stride + at * token_stride;
+            const char *from = (const char *)j->a.kv + (size_t)(place + head * j->a.head_dim) * element;
+            for (; key < stop; key++, from += (size_t)token_stride * element)
+                keys[key] = from;
+        }
+        /* Where nobody looks, any key of the tile stands in. */
+        for (int64_t key = 0; key < first; key++)
+            keys[key] = keys[first];
+        for (int64_t key = last; key < KEY_TILE; key++)
+            keys[key] = keys[first];
+        for (int64_t key = first / LANES * LANES; key < last; key += LANES)
+            turn_keys(j, keys + key, m.turned + key);
+        for (int64_t key = first; key < last; key++)
+            widen(j, (const char *)keys[key] + to_value, 1, m.values + key * j->dim_pad);
+        score_queries(j, m.query, num_queries, m.turned, m.scores);
+        for (int64_t token = 0; token < t->count; token++) {
+            int64_t from, to;
+            keys_of(j, t->row, t->first + token, t->first + token + 1, &from, &to);
+            for (int64_t i = token * j->group; i < (token + 1) * j->group; i++)
+                weigh(j, m.scores + i * KEY_TILE, from - base, to - base, s.top + i, s.total + i,
+                      s.sums + i * j->dim_pad);
+        }
+        add_values(j, m.scores, num_queries, first, last, m.values, s.sums);
+    }
+}
+
+static __attribute__((noinline)) void merge(const job *j, state into, state from,
+                                            int64_t num_queries) {
+    for (int64_t m = 0; m < num_queries; m++) {
+        float top = from.top[m] > into.top[m] ? from.top[m] : into.top[m];
+        float kept = exp_of(into.top[m] - top), added = exp_of(from.top[m] - top);
+        into.top[m] = top;
+        into.total[m] = into.total[m] * kept + from.total[m] * added;
+        for (int64_t dim = m * j->dim_pad; dim < (m + 1) * j->dim_pad; dim += LANES)
+            store_f32(into.sums + dim,
+                      load_f32(into.sums + dim) * kept + load_f32(from.sums + dim) * added);
+    }
+}
+
+static void begin(const job *j, const tile *t, int64_t head, state s) {
+    clear(j, s, t->count * j->group);
+    for (int64_t m = 0; j->a.sinks && m < t->count * j->group; m++) {
+        s.top[m] = j->a.sinks[head * j->group + m % j->group];
+        s.total[m][0] = 1;
+    }
+}
+
+static void finish(const job *j, const tile *t, int64_t head, state s) {
+    int64_t token = j->a.query_start_loc[t->row] + t->first;
+    for (int64_t m = 0; m < t->count * j->group; m++) {
+        int64_t row = token + m / j->group, query_head = head * j->group + m % j->group;
+        int64_t start = row * j->a.out_stride + query_head * j->a.head_dim, dim = 0;
+        float total = sum_of_lanes(s.total[m]), share = total == 0 ? 0 : 1 / total;
+        const float *sums = s.sums + m * j->dim_pad;
+        for (; dim + LANES <= j->a.head_dim; dim += LANES) {
+            v16f value = load_f32(sums + dim) * share;
+            if (j->a.is_bf16)
+                store_bf16((bf16 *)j->a.out + start + dim, value);
+            else
+                store_f32((float *)j->a.out + start + dim, value);
+        }
+        for (; dim < j->a.head_dim; dim++) {
+            float value = sums[dim] * share;
+            if (j->a.is_bf16)
+                ((bf16 *)j->a.out)[start + dim] = float_to_bf16(value);
+            else
+                ((float *)j->a.out)[start + dim] = value;
+        }
+        if (j->a.lse)
+            j->a.lse[row * j->a.num_heads + query_head] = s.top[m] + logf(total);
+    }
+}
+
+static state split_state(const job *j, int64_t index, int64_t head) {
+    int64_t place = (index * j->a.num_kv_heads + head) * j->state_floats;
+    return state_at(j, (float *)j->states + place);
+}
+
+static void attend_part(void *argument, int part, int parts) {
+    job *j = argument;
+    (void)parts;
+    memory m = memory_of(j, part);
+    size_t element = j->a.is_bf16 ? sizeof(bf16) : sizeof(float);
+    int64_t item, num_items = j->num_tiles * j->a.num_kv_heads;
+    while ((item = atomic_fetch_add(&j->next, 1)) < num_items) {
+        /* The last tile of a prompt has the most keys: it comes first. */
+        int64_t index = j->num_tiles - 1 - item / j->a.num_kv_heads;
+        int64_t head = item % j->a.num_kv_heads;
+        const tile *t = j->tiles + index;
+        int64_t token = j->a.query_start_loc[t->row] + t->first;
+        for (int64_t i = 0; i < t->count * j->group; i++) {
+            int64_t place = (token + i / j->group) * j->a.query_stride +
+                            (head * j->group + i % j->group) * j->a.head_dim;
+            widen(j, (const char *)j->a.query + (size_t)place * element, j->a.scale,
+                  m.query + i * j->dim_pad);
+        }
+        if (j->whole) {
+            attend_chunk(j, t, head, t->first_chunk, m, split_state(j, index, head));
+            continue;
+        }
+        begin(j, t, head, m.whole);
+        for (int64_t chunk = t->first_chunk; chunk < t->last_chunk; chunk++) {
+            attend_chunk(j, t, head, chunk, m, m.chunk);
+            merge(j, m.whole, m.chunk, t->count * j->group);
+        }
+        finish(j, t, head, m.whole);
+    }
+}
+
+static void merge_part(void *argument, int part, int parts) {
+    const job *j = argument;
+    memory m = memory_of(j, part);
+    long first, last;
+    pelton_share((long)(j->num_whole * j->a.num_kv_heads), part, parts, &first, &last);
+    for (long item = first; item < last; item++) {
+        int64_t head = item % j->a.num_kv_heads, index = j->whole[item / j->a.num_kv_heads];
+        const tile *t = j->tiles + index;
+        begin(j, t, head, m.whole);
+        for (; index < j->whole[item / j->a.num_kv_heads + 1]; index++)
+            if (j->tiles[index].first_chunk < j->tiles[index].last_chunk)
+                merge(j, m.whole, split_state(j, index, head), t->count * j->group);
+        finish(j, t, head, m.whole);
+    }
+}
+
+/* The tiles of a batch, keys not split, into `tiles` unless that is NULL. Returns how many. */
+static int64_t list_tiles(const job *j, tile *tiles, int64_t tokens_per_tile, int64_t *num_chunks) {
+    int64_t count = 0;
+    *num_chunks = 0;
+    for (int64_t row = 0; row < j->a.num_rows; row++) {
+        int64_t length = j->a.query_start_loc[row + 1] - j->a.query_start_loc[row];
+        if (j->a.max_query_len && length > j->a.max_query_len)
+            continue;
+        for (int64_t first = 0; first < length; first += tokens_per_tile, count++) {
+            tile t = {row, first, least(tokens_per_tile, length - first), 0, 0};
+            int64_t start, end;
+            keys_of(j, row, first, first + t.count, &start, &end);
+            t.first_chunk = start / KEY_CHUNK;
+            t.last_chunk = (end + KEY_CHUNK - 1) / KEY_CHUNK;
+            *num_chunks += most(t.last_chunk - t.first_chunk, 1);
+            if (tiles)
+                tiles[count] = t;
+        }
+    }
+    return count;
+}
+
+static int run(const attention_args *args) {
+    job j = {.a = *args};
+    int64_t parts = pelton_num_threads(), num_chunks;
+    size_t element = j.a.is_bf16 ? sizeof(bf16) : sizeof(float);
+    j.group = j.a.num_heads / j.a.num_kv_heads;
+    j.dim_pad = round_up(j.a.head_dim, LANES);
+    int64_t tokens_per_tile = most(TILE_QUERIES / j.group, 1);
+    j.num_queries = tokens_per_tile * j.group;
+    j.state_floats = round_up(j.num_queries, LANES) + j.num_queries * (LANES + j.dim_pad);
+    j.part_floats = j.num_queries * (j.dim_pad + KEY_TILE) + 2 * KEY_TILE * j.dim_pad +
+                    2 * j.state_floats;
+    j.num_tiles = j.num_whole = list_tiles(&j, NULL, tokens_per_tile, &num_chunks);
+    int is_split = j.num_tiles * j.a.num_kv_heads < 4 * parts && parts > 1 && num_chunks > j.num_tiles;
+    int64_t part_bytes = parts * j.part_floats * (int64_t)sizeof(float);
+    int64_t state_bytes =
+        is_split ? num_chunks * j.a.num_kv_heads * j.state_floats * (int64_t)sizeof(float) : 0;
+    int64_t tile_bytes = (int64_t)sizeof(tile) * (j.num_tiles + (is_split ? num_chunks : 0));
+    int64_t whole_bytes = (int64_t)sizeof(int64_t) * (is_split ? j.num_tiles + 1 : 0);
+    char *at = pelton_scratch((long)(part_bytes + state_bytes + tile_bytes + whole_bytes));
+    if (!at)
+        return 1;
+    j.parts = (float *)at;
+    j.states = at + part_bytes;
+    j.tiles = (tile *)(j.states + state_bytes);
+    list_tiles(&j, j.tiles, tokens_per_tile, &num_chunks);
+    if (is_split) {
+        tile *pieces = j.tiles + j.num_tiles;
+        j.whole = (int64_t *)(pieces + num_chunks);
+        int64_t count = 0;
+        for (int64_t i = 0; i < j.num_tiles; i++) {
+            tile t = j.tiles[i];
+            int64_t end = t.last_chunk;
+            j.whole[i] = count;
+            do {
+                t.last_chunk = least(t.first_chunk + 1, end);
+                pieces[count++] = t;
+            } while (++t.first_chunk < end);
+        }
+        j.whole[j.num_tiles] = count;
+        j.tiles = pieces;
+        j.num_tiles = count;
+    }
+    pelton_run(attend_part, &j);
+    if (is_split)
+        pelton_run(merge_part, &j);
+    int64_t end = j.a.num_rows ? j.a.query_start_loc[j.a.num_rows] : 0;
+    for (int64_t token = end; token < j.a.num_tokens; token++)
+        memset((char *)j.a.out + (size_t)(token * j.a.out_stride) * element, 0,
+               (size_t)(j.a.num_heads * j.a.head_dim) * element);
+    return 0;
+}
+
+int pelton_attention(const attention_args *args) {
+    pelton_enter();
+    int failed = run(args);
+    pelton_leave();
+    return failed;
+}

@@ -1,0 +1,91 @@
+"""By a kernel of our own on CPU, straight from the blocks; device/native/attention.c says how.
+
+By itself, `paged_attention`: a token's result depends neither on its batch nor on the number of
+threads, and no byte beyond a sequence's last token is read. `with_fused_prefill` leaves rows with
+many query tokens to torch's fused attention, which is faster there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+from pelton.device.native.library import AttentionArgs, library
+from pelton.ops.paged_attention import AttentionMetadata, AttentionSignature, sdpa
+from pelton.ops.registry import Kernel
+
+# Query tokens of a row up to which reading the blocks in place pays more than matrix units do.
+_MAX_QUERY_LEN = 32
+
+
+def with_fused_prefill(signature: AttentionSignature) -> Kernel:
+    short, long = _bind(signature, None, _MAX_QUERY_LEN), sdpa.paged_attention(signature)
+
+    def kernel(
+        query: torch.Tensor,
+        kv: torch.Tensor,
+        meta: AttentionMetadata,
+        out: torch.Tensor,
+        lse: torch.Tensor | None = None,
+    ) -> None:
+        assert lse is None, "this candidate returns no log-sum-exp"
+        short(query, kv, meta, out)
+        if (meta.query_lens > _MAX_QUERY_LEN).any():
+            if "prefill" not in meta.prepared:
+                sdpa.prepare(
+                    meta,
+                    block_size=kv.shape[1],
+                    window=signature.window,
+                    dtype=signature.dtype,
+                    min_query_len=_MAX_QUERY_LEN + 1,
+                )
+            long(query, kv, meta, out)
+
+    return kernel
+
+
+def paged_attention(signature: AttentionSignature, sinks: torch.Tensor | None = None) -> Kernel:
+    return _bind(signature, sinks, 0)
+
+
+def _bind(signature: AttentionSignature, sinks: torch.Tensor | None, max_query_len: int) -> Kernel:
+    """max_query_len: rows with more query tokens are left alone; 0: no limit."""
+    found = library()
+    assert found is not None
+    wide_sinks = None if sinks is None else sinks.float().contiguous()
+    args = AttentionArgs(
+        sinks=None if wide_sinks is None else wide_sinks.data_ptr(),
+        num_heads=signature.num_heads,
+        num_kv_heads=signature.num_kv_heads,
+        head_dim=signature.head_dim,
+        window=signature.window or 0,
+        max_query_len=max_query_len,
+        scale=signature.scale,
+        softcap=signature.softcap or 0.0,
+        is_bf16=signature.dtype == torch.bfloat16,
+    )
+    reference = ctypes.byref(args)
+    run = found.functions.pelton_attention
+
+    def kernel(
+        query: torch.Tensor,
+        kv: torch.Tensor,
+        meta: AttentionMetadata,
+        out: torch.Tensor,
+        lse: torch.Tensor | None = None,
+        _kept: object = wide_sinks,
+    ) -> None:
+        args.query, args.query_stride = query.data_ptr(), query.stride(0)
+        args.out, args.out_stride = out.data_ptr(), out.stride(0)
+        args.lse = None if lse is None else lse.data_ptr()
+        args.kv, args.block_stride, args.block_size = kv.data_ptr(), kv.stride(0), kv.shape[1]
+        args.query_start_loc = meta.query_start_loc.data_ptr()
+        args.seq_lens = meta.seq_lens.data_ptr()
+        table = meta.block_table
+        args.block_table, args.table_stride = table.data_ptr(), table.stride(0)
+        args.num_rows, args.num_tokens = meta.num_rows, out.shape[0]
+        if run(reference):
+            raise MemoryError("no memory for the scores of attention")
+
+    return kernel
