@@ -13,8 +13,8 @@ class DeviceFacts:
     total_bytes, free_bytes: its memory, container limits included. num_cores: physical CPU cores
     this process may use. fast_bf16, fast_fp16: whether products in that type are computed natively,
     so that it is faster than float32 and not only smaller. host_free_bytes: free memory of the host
-    where that is not the device's own, else None. has_cpu_kernels: whether the device is the CPU and
-    the library of kernels for it runs here.
+    where that is not the device's own, else None. has_cpu_kernels: whether the device is the CPU
+    and the library of kernels for it runs here.
     """
 
     kind: Literal["cpu", "cuda", "fake"]
