@@ -74,8 +74,8 @@ def _logit_bias(given: Any) -> dict[int, float] | None:
         token = key
         if isinstance(key, str) and key.isascii() and key.removeprefix("-").isdigit():
             token = int(key)
-        token = _int32("logit_bias", token)
-        _number("logit_bias", bias, -100.0, 100.0)
+        token = _int32("a token id of logit_bias", token)
+        _number(f"logit_bias[{token}]", bias, -100.0, 100.0)
         if token in biases:
             raise RequestError(f"logit_bias has token {token} twice.", field="logit_bias")
         biases[token] = float(bias)
@@ -111,11 +111,13 @@ def _bad_words(given: Any) -> tuple[str, ...] | None:
 
 def _bad_words_ids(given: Any) -> tuple[tuple[int, ...], ...]:
     words = tuple(
-        tuple(_int32("bad_words", token) for token in _list("bad_words_token_ids", word))
+        tuple(_int32("bad_words_token_ids", token) for token in _list("bad_words_token_ids", word))
         for word in _list("bad_words_token_ids", given)
     )
     if not all(words):
-        raise RequestError("bad_words must have at least 1 token each.", field="bad_words")
+        raise RequestError(
+            "bad_words_token_ids must have at least 1 token each.", field="bad_words_token_ids"
+        )
     size = len(words) * max(map(len, words), default=0)
     if size > MAX_BAD_WORD_TOKENS:
         raise RequestError(
@@ -173,7 +175,8 @@ class SamplingParams:
     repetition_penalty: in [1e-6, 1e6]; above 1 makes every token of prompt and output less likely.
     logit_bias: token id -> what is added to its logit, in [-100, 100].
     allowed_token_ids: no other token is drawn.
-    bad_words: texts that the output will not hold, at a word's start or within one.
+    bad_words: texts whose own tokens, with and without a leading space, the output will not hold in
+        a row. The same letters can still come by other tokens: "pla" as a part of " place".
     bad_words_token_ids: the same as token ids; the engine fills it from bad_words.
     logits_processors: names from pelton/sampling/table.py, as a list, or as name -> arguments.
     seed: fixes the request's noise; without it the engine draws one.

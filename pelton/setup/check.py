@@ -51,7 +51,7 @@ _INT32 = 2**31 - 1
 # field: (least, most); None is legal where it is the field's default.
 _INTEGERS: dict[str, tuple[int, int]] = {
     "seed": (-(2**63), 2**63 - 1),
-    "max_model_len": (1, _INT32),
+    "max_model_len": (2, _INT32),  # a token of the prompt, a token of the answer
     "max_num_seqs": (1, 65536),
     "max_num_batched_tokens": (1, _INT32),
     "long_prefill_token_threshold": (0, _INT32),
@@ -257,6 +257,11 @@ def _check_mamba_block_size(args: EngineArgs, model: ModelConfig) -> None:
 
 
 def _check_lengths(args: EngineArgs, model: ModelConfig) -> None:
+    if model.max_position < 2:
+        raise ConfigError(
+            f"The checkpoint's context must hold a token of a prompt and one of an answer, 2, and "
+            f"max_position_embeddings is {model.max_position}."
+        )
     if args.max_model_len is not None and args.max_model_len > model.max_position:
         raise ConfigError(
             f"max_model_len={args.max_model_len} is above the checkpoint's context of "

@@ -113,8 +113,8 @@ class ChatTemplate:
         if "default" not in self._compiled:
             named = ", ".join(sorted(self._compiled)) or "none"
             raise RequestError(
-                f"the model has no default chat template (it has: {named}); start the server with "
-                "--chat-template FILE, or send a prompt to the completions API.",
+                f"the model has no default chat template (it has: {named}); give one as "
+                "chat_template (--chat-template FILE), or send the text as a prompt.",
                 field="messages",
             )
         return self._compiled["default"]
