@@ -55,6 +55,14 @@ def _int32(field_name: str, value: Any) -> int:
     return int(value)
 
 
+def _bias_key(value: Any) -> int:
+    """As _int32; it is not the bias that is wrong."""
+    try:
+        return _int32("logit_bias", value)
+    except RequestError as error:
+        raise RequestError(f"A token id of {error}", field="logit_bias") from None
+
+
 def _list(field_name: str, value: Any) -> list[Any]:
     if not isinstance(value, (list, tuple)):
         raise RequestError(f"{field_name} must be a list, got {value!r}.", field=field_name)
@@ -74,8 +82,8 @@ def _logit_bias(given: Any) -> dict[int, float] | None:
         token = key
         if isinstance(key, str) and key.isascii() and key.removeprefix("-").isdigit():
             token = int(key)
-        token = _int32("a token id of logit_bias", token)
-        _number(f"logit_bias[{token}]", bias, -100.0, 100.0)
+        token = _bias_key(token)
+        _number("logit_bias", bias, -100.0, 100.0)
         if token in biases:
             raise RequestError(f"logit_bias has token {token} twice.", field="logit_bias")
         biases[token] = float(bias)
@@ -111,13 +119,11 @@ def _bad_words(given: Any) -> tuple[str, ...] | None:
 
 def _bad_words_ids(given: Any) -> tuple[tuple[int, ...], ...]:
     words = tuple(
-        tuple(_int32("bad_words_token_ids", token) for token in _list("bad_words_token_ids", word))
+        tuple(_int32("bad_words", token) for token in _list("bad_words_token_ids", word))
         for word in _list("bad_words_token_ids", given)
     )
     if not all(words):
-        raise RequestError(
-            "bad_words_token_ids must have at least 1 token each.", field="bad_words_token_ids"
-        )
+        raise RequestError("bad_words must have at least 1 token each.", field="bad_words")
     size = len(words) * max(map(len, words), default=0)
     if size > MAX_BAD_WORD_TOKENS:
         raise RequestError(

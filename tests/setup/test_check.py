@@ -1,5 +1,6 @@
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from compose.test_families import GRANITE
@@ -70,7 +71,7 @@ def test_refusals(args, field, value):
 @pytest.mark.parametrize(
     ("field", "value", "says"),
     [
-        ("max_model_len", 0, "from 1 to"),
+        ("max_model_len", 1, "from 2 to"),
         ("max_model_len", "128", "must be an integer"),
         ("max_model_len", True, "must be an integer"),
         ("max_num_seqs", 1.5, "must be an integer"),
@@ -205,3 +206,11 @@ def test_offloading_is_refused_with_recurrent_layers(args):
     with pytest.raises(UnsupportedError, match="is not supported for a model with recurrent"):
         check(EngineArgs(model=folder, kv_offloading_size=0.5))
     check(EngineArgs(model=folder, kv_offloading_size=0))
+
+
+def test_a_context_of_one_token_has_no_room_for_an_answer(args, folder):
+    path = Path(folder, "config.json")
+    values = json.loads(path.read_text())
+    path.write_text(json.dumps({**values, "max_position_embeddings": 1}))
+    with pytest.raises(ConfigError, match="max_position_embeddings is 1"):
+        check(args)

@@ -87,6 +87,11 @@ def _takes_native(signature: AttentionSignature) -> str | None:
     return None if library() is not None else "no library of CPU kernels"
 
 
+def _takes_half(signature: AttentionSignature) -> str | None:
+    """Matrix units are what makes torch's attention faster for long rows, and none take float32."""
+    return "slower in float32" if signature.dtype == torch.float32 else None
+
+
 _PACKAGE = "pelton.ops.paged_attention"
 REFERENCE = (Candidate("reference", f"{_PACKAGE}.reference:paged_attention", _takes_any),)
 _NATIVE = Candidate("native", f"{_PACKAGE}.cpu:paged_attention", _takes_native)
@@ -94,7 +99,9 @@ NATIVE = (
     Candidate(
         "native+sdpa",
         f"{_PACKAGE}.cpu:with_fused_prefill",
-        lambda signature: _takes_native(signature) or _takes_plain(signature),
+        lambda signature: (
+            _takes_native(signature) or _takes_plain(signature) or _takes_half(signature)
+        ),
     ),
     _NATIVE,
 )
