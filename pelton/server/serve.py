@@ -227,6 +227,10 @@ def _log_phase(name: str, seconds: float) -> None:
     log.log(logging.INFO if seconds > _LONG_PHASE else logging.DEBUG, "%s: %.2f s", name, seconds)
 
 
+_MAX_HEAD_BYTES = 64 * 1024
+"""Of a request line with its headers."""
+
+
 async def _log_rates(state: ServerState) -> None:
     if state.args.log_interval > 0:
         await log_throughput(state, state.args.log_interval)
@@ -237,6 +241,9 @@ def _uvicorn_config(app: Starlette, args: ServerArgs) -> uvicorn.Config:
         app,
         log_config=None,
         access_log=False,
+        # The other parser that uvicorn knows takes headers without an end, in quadratic time.
+        http="h11",
+        h11_max_incomplete_event_size=_MAX_HEAD_BYTES,
         lifespan="off",
         ws="none",
         server_header=False,

@@ -483,7 +483,7 @@ HEADS = [(2, 2), (6, 2), (9, 3), (8, 1)]
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("heads", HEADS, ids=str)
-@pytest.mark.parametrize("name", ["invariant", NATIVE])
+@pytest.mark.parametrize("name", ["invariant"])
 def test_invariant_tokens_do_not_see_their_batch(name, heads, dtype):
     """Bit for bit: alone or among others, in chunks of 1, 3, 8, 16, at other places of a tile, with
     other blocks, other neighbours' bytes, looser bounds and another number of threads."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -52,6 +54,22 @@ def test_ready_table(server: ServeProcess) -> None:
     ]:
         assert re.search(words, server.log, re.MULTILINE), words
     assert "DEBUG" not in server.log
+
+
+def test_a_head_without_an_end_is_cut_off(server: ServeProcess) -> None:
+    """A line that grows, and lines without number: refused at 64 KB, and others are served."""
+    port = int(server.url.rpartition(":")[2])
+    for piece in (b"a" * 60_000, b"X-Line: " + b"a" * 1000 + b"\r\n"):
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nX: ")
+            with contextlib.suppress(ConnectionError):
+                for _ in range(400):
+                    connection.sendall(piece)
+                assert b" 400 " in connection.recv(100)
+            with contextlib.suppress(ConnectionError):
+                while connection.recv(1000):
+                    pass
+        assert httpx.get(f"{server.url}/health", timeout=2).status_code == 200
 
 
 def test_completions(client: openai.OpenAI) -> None:

@@ -1,8 +1,8 @@
 """By a kernel of our own on CPU, straight from the blocks; device/native/attention.c says how.
 
-By itself, `paged_attention`: a token's result depends neither on its batch nor on the number of
-threads, and no byte beyond a sequence's last token is read. `with_fused_prefill` leaves rows with
-many query tokens to torch's fused attention, which is faster there.
+By itself, `paged_attention`: the number of threads changes no bit, and no byte beyond a sequence's
+last token is read. `with_fused_prefill` leaves rows with many query tokens to torch's fused
+attention, which is faster there.
 """
 
 from __future__ import annotations
