@@ -12,6 +12,7 @@ from support.families import tiny_model
 from support.plain import KINDS, greedy, logprobs_of, plain_tokens, seeded
 from support.tiny import TinyEngine, prompts_of
 
+from pelton.config.speculation import SpeculationConfig
 from pelton.models.table import MODELS
 
 HALF = (("rope_type", "default"), ("rope_theta", 500.0), ("partial_rotary_factor", 0.5))
@@ -149,6 +150,25 @@ def test_preemption(family, backend):
 @of_every_family
 def test_fake_device(family, backend):
     check_all(family, engine_of(family, backend, device="fake", max_steps_in_flight=3))
+
+
+@on_both
+@of_every_family
+def test_ngram_drafts(family, backend):
+    """Few tokens are allowed, so that some drafts stand and others fall."""
+    speculation = SpeculationConfig(
+        method="ngram", num_speculative_tokens=3, prompt_lookup_min=1, prompt_lookup_max=3
+    )
+    engine = engine_of(family, backend, device="queued", speculation=speculation)
+    expected = {}
+    for index, make in enumerate(KINDS.values()):
+        params = make(allowed_token_ids=(5, 6))
+        name = engine.add(PROMPTS[2], params, seed=index)
+        expected[name] = plain_tokens(PROMPTS[2], params, seed=index, folder=folder_of(family))
+    outcomes = engine.run()
+    assert {name: outcomes[name].token_ids for name in expected} == expected
+    stats = engine.loop.scheduler.stats
+    assert stats.num_draft_tokens > stats.num_accepted_tokens > 0
 
 
 @of_every_family
