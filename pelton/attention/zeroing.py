@@ -16,7 +16,7 @@ from pelton.batch.participant import StepParticipant
 from pelton.batch.staged import Staging
 from pelton.core.plan import BlockAppend, Int32Array, NewRow
 from pelton.device.protocol import Device
-from pelton.ops.zero_blocks import zero_blocks
+from pelton.ops.step_kernels import step_kernel
 
 
 class NewBlockZeroing(StepParticipant):
@@ -30,6 +30,7 @@ class NewBlockZeroing(StepParticipant):
         self, device: Device, staging: Staging, num_blocks: int, block_sizes: Sequence[int]
     ) -> None:
         self._device = device
+        self._zero_blocks = step_kernel("zero_blocks", device.torch_device.type)
         self._block_sizes = tuple(block_sizes)
         self._list = staging.tensor("new_blocks", 1, num_blocks, torch.int32)
         self._new: list[Int32Array] = []
@@ -52,4 +53,4 @@ class NewBlockZeroing(StepParticipant):
 
     def before_forward(self, batch: InputBatch) -> None:
         if self._count:
-            self._device.launch(zero_blocks, self.pools, self._list.tensor[0, : self._count])
+            self._device.launch(self._zero_blocks, self.pools, self._list.tensor[0, : self._count])

@@ -14,7 +14,7 @@ from pelton.batch.staged import StagedStep
 from pelton.core.descriptor import Descriptor
 from pelton.core.plan import StepPlan
 from pelton.device.protocol import Device
-from pelton.ops.build_inputs import build_inputs
+from pelton.ops.step_kernels import step_kernel
 
 
 class BatchBuilder:
@@ -27,6 +27,7 @@ class BatchBuilder:
         self._rows = rows
         self._tables = tables
         self._buffers = buffers
+        self._build_inputs = step_kernel("build_inputs", device.torch_device.type)
 
     def describe(
         self, plan: StepPlan, staged: StagedStep, choose: Callable[[Descriptor], Descriptor]
@@ -85,4 +86,4 @@ class BatchBuilder:
     def launch(self, batch: InputBatch) -> None:
         tables = self._tables
         rows = self._rows.tensors(tables.tensors, tables.block_sizes, tables.windows)
-        self._device.launch(build_inputs, rows, batch.step, batch.inputs)
+        self._device.launch(self._build_inputs, rows, batch.step, batch.inputs)

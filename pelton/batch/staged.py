@@ -19,7 +19,7 @@ import torch
 
 from pelton.device.protocol import Device, Event
 from pelton.errors import ConfigError, IntegrityError
-from pelton.ops.staged_write import staged_write
+from pelton.ops.step_kernels import step_kernel
 
 _POISON = -7
 _WORDS = {torch.int32: 1, torch.float32: 1, torch.int64: 2}
@@ -137,6 +137,7 @@ class Staging:
 
     def __init__(self, device: Device, depth: int) -> None:
         self.device = device
+        self._write = step_kernel("staged_write", device.torch_device.type)
         self.header_len = 0
         self._arena_words = 0
         self._arena: torch.Tensor | None = None
@@ -236,7 +237,7 @@ class Staging:
         writes = self._device_writes[: len(source)]
         self.device.copy_to_device(writes, source)
         assert self._arena is not None
-        self.device.launch(staged_write, self._arena, writes, len(targets))
+        self.device.launch(self._write, self._arena, writes, len(targets))
         self._targets = []
         self._contents = []
 

@@ -9,6 +9,7 @@ from pelton.layers.parameter import Parameter, vocab_shard
 from pelton.ops import linear
 from pelton.ops.product import ProductSignature
 from pelton.ops.registry import bind
+from pelton.ops.step_kernels import step_kernel
 
 
 def vocab_parameter(build: BuildContext, vocab_size: int, hidden_size: int) -> Parameter:
@@ -24,12 +25,13 @@ class Embedding:
 
     def __init__(self, build: BuildContext, vocab_size: int, hidden_size: int) -> None:
         self.weight = vocab_parameter(build, vocab_size, hidden_size)
+        self._take_rows = step_kernel("take_rows", build.device.type)
         part = self.weight.parts[None]
         self._first, self._count, self._size = part.start, part.size, build.size
 
     def run(self, ids: torch.Tensor, out: torch.Tensor, communicator: Communicator) -> None:
         if self._size == 1:
-            torch.index_select(self.weight.tensor, 0, ids, out=out)
+            self._take_rows(self.weight.tensor, ids, out)
             return
         local = ids - self._first
         is_mine = (local >= 0) & (local < self._count)

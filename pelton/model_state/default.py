@@ -17,6 +17,7 @@ from pelton.layers.context import RopeTensors
 from pelton.layers.rope import rope_tables
 from pelton.ops.paged_attention import AttentionMetadata
 from pelton.ops.recurrent import RecurrentMetadata, prepare, row_groups
+from pelton.ops.step_kernels import step_kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class DefaultModelState:
         max_model_len: int,
     ) -> None:
         self._device = device
+        self._take_rows = step_kernel("take_rows", device.torch_device.type)
         self._backend = backend
         self._groups = tuple(groups)
         # The index of a layer's metadata: its group's, or behind them that of recurrent layers.
@@ -100,4 +102,4 @@ class DefaultModelState:
 
     def _gather(self, positions: torch.Tensor, gathered: Sequence[torch.Tensor]) -> None:
         for table, out in zip(self._tables, gathered, strict=True):
-            torch.index_select(table, 0, positions[0], out=out)
+            self._take_rows(table, positions[0], out)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 
 import torch
 
+from pelton.device.native.calls import call
 from pelton.device.native.library import LinearArgs, library
 from pelton.ops.product import ProductSignature
 
@@ -77,14 +77,13 @@ def bind_native(
         wide[: signature.out_features] = bias
         args.bias = wide.data_ptr()
         kept.append(wide)
-    reference = ctypes.byref(args)
     run = found.functions.pelton_linear
 
     def kernel(x: torch.Tensor, out: torch.Tensor, _kept: object = kept) -> None:
         args.x, args.out = x.data_ptr(), out.data_ptr()
         args.num_rows, args.x_stride = x.shape[0], x.stride(0)
         args.out_stride = out.stride(0)
-        if args.num_rows and run(reference):
-            raise MemoryError("no memory for the inputs of a product")
+        if args.num_rows:
+            call(run, args)
 
     return kernel

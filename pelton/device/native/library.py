@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pelton.config.env import cpu_kernels
 from pelton.device.native.build import BuildError, build
 from pelton.device.native.levels import usable_levels
+from pelton.device.native.step_args import ARGUMENTS
 
 _log = logging.getLogger(__name__)
 
@@ -87,11 +88,20 @@ def library() -> Library | None:
     return None
 
 
+def loaded() -> Library:
+    """The library, for kernels that are only chosen where there is one."""
+    found = library()
+    assert found is not None
+    return found
+
+
 def _load(path: str, level: str) -> Library:
     functions = ctypes.CDLL(path)
     functions.pelton_set_num_threads.argtypes = [ctypes.c_int]
     functions.pelton_linear.argtypes = [ctypes.POINTER(LinearArgs)]
     functions.pelton_attention.argtypes = [ctypes.POINTER(AttentionArgs)]
+    for name, arguments in ARGUMENTS.items():
+        getattr(functions, name).argtypes = [ctypes.POINTER(arguments)]
     for name in ("pelton_pack_bf16", "pelton_pack_f32"):
         pack = getattr(functions, name)
         pack.argtypes = [_POINTER, _INT64, _INT64, _INT64, _POINTER]

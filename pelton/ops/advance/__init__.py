@@ -9,4 +9,6 @@ Padding rows change nothing but the reserved row.
 
 from pelton.ops.advance.reference import advance
 
-__all__ = ["advance"]
+__all__ = ["KERNELS", "advance"]
+
+KERNELS = {"cpu": "pelton.ops.advance.cpu:advance"}

@@ -6,4 +6,6 @@ Source of the method: the input kernels of vLLM's Model Runner V2; docs/step.md 
 
 from pelton.ops.build_inputs.reference import build_inputs
 
-__all__ = ["build_inputs"]
+__all__ = ["KERNELS", "build_inputs"]
+
+KERNELS = {"cpu": "pelton.ops.build_inputs.cpu:build_inputs"}

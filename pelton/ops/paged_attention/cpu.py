@@ -7,10 +7,9 @@ attention, which is faster there.
 
 from __future__ import annotations
 
-import ctypes
-
 import torch
 
+from pelton.device.native.calls import call
 from pelton.device.native.library import AttentionArgs, library
 from pelton.ops.paged_attention import AttentionMetadata, AttentionSignature, sdpa
 from pelton.ops.registry import Kernel
@@ -65,7 +64,6 @@ def _bind(signature: AttentionSignature, sinks: torch.Tensor | None, max_query_l
         softcap=signature.softcap or 0.0,
         is_bf16=signature.dtype == torch.bfloat16,
     )
-    reference = ctypes.byref(args)
     run = found.functions.pelton_attention
 
     def kernel(
@@ -85,7 +83,6 @@ def _bind(signature: AttentionSignature, sinks: torch.Tensor | None, max_query_l
         table = meta.block_table
         args.block_table, args.table_stride = table.data_ptr(), table.stride(0)
         args.num_rows, args.num_tokens = meta.num_rows, out.shape[0]
-        if run(reference):
-            raise MemoryError("no memory for the scores of attention")
+        call(run, args)
 
     return kernel

@@ -8,4 +8,6 @@ Ranges do not overlap.
 
 from pelton.ops.staged_write.reference import staged_write
 
-__all__ = ["staged_write"]
+__all__ = ["KERNELS", "staged_write"]
+
+KERNELS = {"cpu": "pelton.ops.staged_write.cpu:staged_write"}

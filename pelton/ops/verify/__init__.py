@@ -10,4 +10,6 @@ first unsound draw among the kept ones.
 
 from pelton.ops.verify.reference import verify
 
-__all__ = ["verify"]
+__all__ = ["KERNELS", "verify"]
+
+KERNELS = {"cpu": "pelton.ops.verify.cpu:verify"}

@@ -5,4 +5,6 @@ pools: [num_blocks, ...] each, changed in place. block_ids: [n] int32.
 
 from pelton.ops.zero_blocks.reference import zero_blocks
 
-__all__ = ["zero_blocks"]
+__all__ = ["KERNELS", "zero_blocks"]
+
+KERNELS = {"cpu": "pelton.ops.zero_blocks.cpu:zero_blocks"}

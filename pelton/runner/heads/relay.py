@@ -7,7 +7,7 @@ import torch
 from pelton.device.protocol import Device
 from pelton.forward.in_flight import InFlight, Nothing, Sent
 from pelton.forward.stages import Link
-from pelton.ops.advance import advance
+from pelton.ops.step_kernels import step_kernel
 from pelton.ops.step_tensors import RowTensors
 from pelton.runner.heads.results import NoResult
 
@@ -25,6 +25,7 @@ class RelayHead:
         num_drafts: int,
     ) -> None:
         self._device = device
+        self._advance = step_kernel("advance", device.torch_device.type)
         self._rows = rows
         self._link = link
         self._num_drafts = num_drafts
@@ -36,5 +37,5 @@ class RelayHead:
             step = in_flight.batch.step
             packed = self._packed[: in_flight.batch.descriptor.num_rows]
             self._link.receive_sampled(packed)
-            self._device.launch(advance, self._rows, step, packed[:, :-2], packed[:, -2])
+            self._device.launch(self._advance, self._rows, step, packed[:, :-2], packed[:, -2])
         return NoResult(in_flight.step_id, 1 + self._num_drafts, in_flight.failed)

@@ -11,9 +11,8 @@ from pelton.batch.input_batch import InputBatch
 from pelton.device.protocol import Device
 from pelton.forward.in_flight import Final, InFlight, Nothing
 from pelton.models.protocol import Model
-from pelton.ops.advance import advance
+from pelton.ops.step_kernels import step_kernel
 from pelton.ops.step_tensors import RowTensors
-from pelton.ops.verify import verify
 from pelton.runner.heads.results import HostResults, NoResult, PendingResult, ResultRing
 from pelton.sampling.logits_source import HeadLogits, LogitsSource
 from pelton.sampling.prompt_logprobs import MIN_TILE_ROWS, PromptLogprobRows
@@ -48,6 +47,8 @@ class SampleHead:
     ) -> None:
         max_logits = max(max_logits, MIN_TILE_ROWS)
         self._device = device
+        self._verify = step_kernel("verify", device.torch_device.type)
+        self._advance = step_kernel("advance", device.torch_device.type)
         self._model = model
         self._sampler = sampler
         self._prompt_logprobs = prompt_logprobs
@@ -85,7 +86,7 @@ class SampleHead:
             self._copy_out(slot, plan, batch, packed)
             event = self._device.record_event()
             num_sampled = packed[:, -2]
-            self._device.launch(advance, rows, batch.step, packed[:, :-2], num_sampled)
+            self._device.launch(self._advance, rows, batch.step, packed[:, :-2], num_sampled)
             sampled = SampledStep(
                 batch=batch, rows=rows, hidden=in_flight.hidden, num_sampled=num_sampled
             )
@@ -143,4 +144,4 @@ class SampleHead:
         inputs, output, n = batch.inputs, self._output, batch.num_logits
         if n:
             self._sampler.run(plan, source, inputs.logits_slots, inputs.logits_positions, output)
-        verify(batch.step, rows.fields, output.token_ids[:n], output.status[:n], packed)
+        self._verify(batch.step, rows.fields, output.token_ids[:n], output.status[:n], packed)

@@ -1,0 +1,70 @@
+"""The argument structures of steps.h, field by field."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+_INT64, _POINTER = ctypes.c_int64, ctypes.c_void_p
+
+
+def _fields(pointers: str, numbers: str) -> tuple[tuple[str, Any], ...]:
+    return (
+        *((name, _POINTER) for name in pointers.split()),
+        *((name, _INT64) for name in numbers.split()),
+    )
+
+
+class KVGroupArgs(ctypes.Structure):
+    _fields_ = _fields(
+        "table batch_table slot_mapping", "table_stride batch_stride width block_size window"
+    )
+
+
+class BuildInputsArgs(ctypes.Structure):
+    _fields_ = _fields(
+        "fields tokens live idx_mapping query_start_loc cu_num_logits input_ids positions seq_lens "
+        "is_padding logits_indices logits_slots logits_positions groups",
+        "fields_stride tokens_stride positions_stride num_fields num_rows num_tokens num_logits "
+        "num_axes num_groups",
+    )
+
+
+class AdvanceArgs(ctypes.Structure):
+    _fields_ = _fields(
+        "fields tokens live idx_mapping query_start_loc cu_num_logits sampled num_sampled",
+        "fields_stride tokens_stride sampled_stride num_sampled_stride num_rows token_columns "
+        "num_columns",
+    )
+
+
+class VerifyArgs(ctypes.Structure):
+    _fields_ = _fields(
+        "cu_num_logits idx_mapping fields token_ids status out",
+        "fields_stride out_stride num_rows num_columns num_logits",
+    )
+
+
+class TakeRowsArgs(ctypes.Structure):
+    _fields_ = _fields(
+        "table index out", "row_bytes table_stride out_stride num_rows index_is_int64"
+    )
+
+
+class StagedWriteArgs(ctypes.Structure):
+    _fields_ = _fields("arena writes", "num_writes")
+
+
+class ZeroBlocksArgs(ctypes.Structure):
+    _fields_ = _fields("pools block_bytes block_ids", "num_pools num_blocks")
+
+
+ARGUMENTS: dict[str, type[ctypes.Structure]] = {
+    "pelton_build_inputs": BuildInputsArgs,
+    "pelton_advance": AdvanceArgs,
+    "pelton_verify": VerifyArgs,
+    "pelton_take_rows": TakeRowsArgs,
+    "pelton_staged_write": StagedWriteArgs,
+    "pelton_zero_blocks": ZeroBlocksArgs,
+}
+"""Of each function."""
