@@ -16,7 +16,9 @@ from pelton.ops.registry import BoundOp
 class AttentionBackend(Protocol):
     """One per engine; layers bind its kernel, the model state asks it for metadata.
 
-    refreshes_in_place: whether `metadata` keeps its addresses from step to step (capturable).
+    refreshes_in_place: whether a CUDA graph may hold what `metadata` queues for a blank batch, and
+        the kernels: all that differs between steps is read by them from the batch's tensors. (On a
+        CPU every backend's steps are recorded: kernels may read lengths there.)
     returns_lse: whether the kernel can give the log-sum-exp.
     reads_past_end: whether it reads blocks beyond a sequence's last token, whose bytes must then be
         finite (attention/zeroing.py).

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from pelton.batch.input_batch import InputBatch
@@ -44,8 +45,22 @@ class PagedBackend:
             bounds_are_exact=batch.bounds_are_exact,
             num_decode_rows=batch.num_decode_rows,
         )
-        device.launch(self._prepare, meta, group, dtype)
+        device.launch(self._refresh, meta, batch, group, dtype)
         return meta
+
+    def _refresh(
+        self, meta: AttentionMetadata, batch: InputBatch, group: KVGroup, dtype: torch.dtype
+    ) -> None:
+        """On the device. For a blank batch it runs anew in every step, and the step's lengths are
+        known only now."""
+        if batch.is_blank:
+            meta.query_lens, meta.seq_len_bounds = batch.read_lengths()
+            meta.num_rows = len(meta.query_lens)
+            meta.bounds_are_exact = True
+            meta.num_decode_rows = int(np.searchsorted(meta.query_lens, 1, side="right"))
+            meta.kv_slots = batch.inputs.slot_mappings[group.index]
+            meta.prepared.clear()
+        self._prepare(meta, group, dtype)
 
     def _prepare(self, meta: AttentionMetadata, group: KVGroup, dtype: torch.dtype) -> None:
         """On the device, once per step and group."""

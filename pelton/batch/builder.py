@@ -12,7 +12,7 @@ from pelton.batch.input_buffers import InputBuffers
 from pelton.batch.row_state import RowState
 from pelton.batch.staged import StagedStep
 from pelton.core.descriptor import Descriptor
-from pelton.core.plan import StepPlan
+from pelton.core.plan import SlotRef, StepPlan
 from pelton.device.protocol import Device
 from pelton.ops.step_kernels import step_kernel
 
@@ -81,6 +81,34 @@ class BatchBuilder:
             num_decode_rows=int(np.searchsorted(query_lens, 1, side="right")),
             step=step,
             inputs=inputs,
+        )
+
+    def blank(self, descriptor: Descriptor, rows_per_request: int) -> InputBatch:
+        """A batch that stands for all steps of a shape."""
+        num_rows, num_tokens = descriptor.num_rows, descriptor.num_tokens
+        query_len = descriptor.uniform_query_len or descriptor.max_query_len
+        num_logits = min(num_rows * min(query_len, rows_per_request), num_tokens)
+        num_logits = min(num_logits, self._buffers.max_logits)
+        step, inputs = self._buffers.views(descriptor, num_logits)
+        nobody = SlotRef(self._rows.reserved_slot, 0)
+        return InputBatch(
+            step_id=-1,
+            descriptor=descriptor,
+            num_rows=num_rows,
+            num_tokens=num_tokens,
+            num_logits=num_logits,
+            refs=(nobody,) * num_rows,
+            slots_np=np.full(num_rows, nobody.slot, np.int32),
+            query_len_np=np.full(num_rows, query_len, np.int32),
+            num_logits_np=np.full(num_rows, min(query_len, rows_per_request), np.int32),
+            row_kind_np=np.full(num_rows, RowKind.DECODE, np.uint8),
+            computed_bound_np=np.full(num_rows, descriptor.max_seq_len, np.int32),
+            seq_len_bound_np=np.full(num_rows, descriptor.max_seq_len, np.int32),
+            bounds_are_exact=False,
+            num_decode_rows=num_rows if descriptor.uniform_query_len == 1 else 0,
+            step=step,
+            inputs=inputs,
+            is_blank=True,
         )
 
     def launch(self, batch: InputBatch) -> None:

@@ -37,6 +37,8 @@ class InputBatch:
         the device's values if `bounds_are_exact`, never below them.
     num_decode_rows: rows with one query token; they come first.
     step, inputs: device arrays of executed length.
+    is_blank: stands for every step of its shape: all counts are the executed ones, host arrays are
+        bounds of the shape, and slots and refs are nobody's. Only the device knows a step's own.
     """
 
     step_id: int
@@ -57,3 +59,11 @@ class InputBatch:
     inputs: InputTensors
     layout: Literal["global"] | PartOf = "global"
     parent: InputBatch | None = None
+    is_blank: bool = False
+
+    def read_lengths(self) -> tuple[Int32Array, Int32Array]:
+        """(query_lens, seq_lens) of the live rows, from the device: for kernels on a CPU, never for
+        the host."""
+        num_rows = int(self.step.live[0])
+        query_lens = self.step.query_start_loc.diff()[:num_rows]
+        return query_lens.numpy(), self.inputs.seq_lens[:num_rows].numpy()

@@ -33,10 +33,10 @@ class StepParticipant:
         """Stage what changed, right before the step's staged writes are flushed."""
 
     def before_forward(self, batch: InputBatch) -> None:
-        """The batch's inputs are queued; the forward pass is not."""
+        """The staged writes are queued; the batch's inputs and the forward pass are not."""
 
     def after_forward(self, batch: InputBatch) -> None:
-        """The forward pass is queued; the head is not."""
+        """The forward pass is queued; the head may be, too."""
 
     def close(self) -> None:
         """The engine ends."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pelton.config.cache import CacheConfig
+from pelton.config.graphs import GraphsConfig
 from pelton.config.model import GenerationDefaults, ModelConfig
 from pelton.config.scheduler import SchedulerConfig
 from pelton.config.speculation import SpeculationConfig
@@ -96,6 +97,7 @@ class EngineConfig:
     num_threads: int
     max_logprobs: int
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
+    graphs: GraphsConfig = field(default_factory=GraphsConfig)
 
     @property
     def num_speculative_tokens(self) -> int:

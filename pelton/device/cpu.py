@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from pelton.device.native.library import library
+from pelton.device.tape import Recorder, Tape
 
 
 class PassedEvent:
@@ -26,10 +27,12 @@ class CPUDevice:
     torch_device = torch.device("cpu")
     runs_inline = True
     poisons = False
+    records_when_asked = True
 
     def __init__(self, num_threads: int | None = None) -> None:
         if num_threads is not None:
             torch.set_num_threads(num_threads)
+        self._recorder = Recorder()
         kernels = library()
         if kernels is not None:
             kernels.set_num_threads(torch.get_num_threads())
@@ -44,12 +47,20 @@ class CPUDevice:
         return torch.zeros(shape, dtype=dtype)
 
     def launch(self, kernel: Callable[..., object], *args: Any) -> None:
+        if self._recorder.launches is not None:
+            self._recorder.launches.append((kernel, args))
+            return
         kernel(*args)
 
+    def record(self, run: Callable[[], object]) -> Tape:
+        return Tape(self._recorder.record(run), self.launch)
+
     def copy_to_device(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        assert self._recorder.launches is None, "a copy of host memory in a recording"
         target.copy_(source)
 
     def copy_to_host(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        assert self._recorder.launches is None, "a copy of host memory in a recording"
         target.copy_(source)
 
     def record_event(self) -> PassedEvent:

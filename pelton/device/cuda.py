@@ -22,9 +22,20 @@ class CUDAEvent:
         self._event.synchronize()
 
 
+class CUDARecording:
+    """A CUDA graph, launched by one call."""
+
+    def __init__(self, graph: torch.cuda.CUDAGraph) -> None:
+        self._graph = graph
+
+    def replay(self) -> None:
+        self._graph.replay()
+
+
 class CUDADevice:
     runs_inline = False
     poisons = False
+    records_when_asked = False
 
     def __init__(self, index: int = 0) -> None:
         if not torch.cuda.is_available():
@@ -39,7 +50,11 @@ class CUDADevice:
         self.name = f"cuda:{index}"
         self.torch_device = torch.device("cuda", index)
         torch.cuda.set_device(self.torch_device)
-        self._stream = torch.cuda.current_stream(self.torch_device)
+        # A graph cannot be captured on the default stream, and what is warm on another (cuBLAS's
+        # workspaces) would be made anew in the capture.
+        self._stream = torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]
+        torch.cuda.set_stream(self._stream)
+        self._pool = torch.cuda.graph_pool_handle()
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype, device=self.torch_device)
@@ -52,6 +67,13 @@ class CUDADevice:
 
     def launch(self, kernel: Callable[..., object], *args: Any) -> None:
         kernel(*args)
+
+    def record(self, run: Callable[[], object]) -> CUDARecording:
+        """Whatever `run` launches must be warm: no kernel may compile or be loaded in a capture."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            run()
+        return CUDARecording(graph)
 
     def copy_to_device(self, target: torch.Tensor, source: torch.Tensor) -> None:
         target.copy_(source, non_blocking=True)

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from pelton.device.tape import Recorder, Tape
+
 # What the host may do with a device tensor outside a launch: ask for its shape and make views.
 _VIEWS = frozenset(
     """__getitem__ __len__ __get__ as_strided chunk detach dim element_size expand flatten
@@ -71,9 +73,11 @@ class FakeDevice:
     torch_device = torch.device("cpu")
     runs_inline = False
     poisons = True
+    records_when_asked = True
 
     def __init__(self) -> None:
         self._queue: deque[tuple[Callable[..., Any], tuple[Any, ...]]] = deque()
+        self._recorder = Recorder()
         self.num_done = 0
         self.num_copies_to_device = 0
         self.max_queued = 0
@@ -92,14 +96,22 @@ class FakeDevice:
         return torch.zeros(shape, dtype=dtype)
 
     def launch(self, kernel: Callable[..., object], *args: Any) -> None:
+        if self._recorder.launches is not None:
+            self._recorder.launches.append((kernel, args))
+            return
         self._queue.append((kernel, args))
         self.max_queued = max(self.max_queued, len(self._queue))
 
+    def record(self, run: Callable[[], object]) -> Tape:
+        return Tape(self._recorder.record(run), self.launch)
+
     def copy_to_device(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        assert self._recorder.launches is None, "a copy of host memory in a recording"
         self.num_copies_to_device += 1
         self.launch(torch.Tensor.copy_, target, source)
 
     def copy_to_host(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        assert self._recorder.launches is None, "a copy of host memory in a recording"
         self.launch(torch.Tensor.copy_, target, source)
 
     def record_event(self) -> FakeEvent:

@@ -20,6 +20,14 @@ class Event(Protocol):
         ...
 
 
+class Recording(Protocol):
+    """Launches that were recorded once, at fixed addresses and with fixed arguments."""
+
+    def replay(self) -> None:
+        """Queue them again, in their order."""
+        ...
+
+
 class Device(Protocol):
     """One device with one in-order queue.
 
@@ -36,6 +44,9 @@ class Device(Protocol):
     poisons: bool
     """Whether memory that nobody may read any more is overwritten, to make violations loud."""
 
+    records_when_asked: bool
+    """Whether `record` may be called in the midst of work: it runs nothing and costs little."""
+
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Zeroed device memory."""
         ...
@@ -50,6 +61,16 @@ class Device(Protocol):
 
     def launch(self, kernel: Callable[..., object], *args: Any) -> None:
         """Queue `kernel(*args)`. The kernel writes into tensors given to it and returns nothing."""
+        ...
+
+    def record(self, run: Callable[[], object]) -> Recording:
+        """Call `run` once and keep its launches instead of queueing them.
+
+        `run` launches, and does nothing else to the device. Memory that it asks for is the
+        recording's, and may be that of other recordings of this device: they run one after the
+        other. Every number that a launch is given is fixed; what differs from replay to replay
+        must lie in device memory, which CPU kernels may read.
+        """
         ...
 
     def copy_to_device(self, target: torch.Tensor, source: torch.Tensor) -> None:

@@ -19,8 +19,11 @@ from pelton.models.protocol import Model
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
+    """is_sampled: never; the head comes after the executor."""
+
     batch: InputBatch
     ctx: StepContext
+    is_sampled: bool = False
 
 
 def as_live(descriptor: Descriptor) -> Descriptor:
@@ -49,10 +52,11 @@ def allocate_buffers(
 
 
 class EagerExecutor:
-    """Three verbs: `prepare` queues what a graph could not hold, `run` the layers, `finish` what
-    comes after them.
+    """Three verbs: `prepare` queues the step's inputs and what all layers share, `run` the layers,
+    `finish` what comes after them.
 
     Args:
+        build: queues the batch's inputs.
         choose: live shape -> executed shape; pads only where a test or a graph wants it.
     """
 
@@ -67,7 +71,9 @@ class EagerExecutor:
         states: RecurrentStates,
         communicator: Communicator,
         choose: Callable[[Descriptor], Descriptor] = as_live,
+        build: Callable[[InputBatch], None] = lambda batch: None,
     ) -> None:
+        self._build = build
         self.choose = choose
         self.passes_on = stage.passes_on
         self._device = device
@@ -80,6 +86,7 @@ class EagerExecutor:
         self._communicator = communicator
 
     def prepare(self, batch: InputBatch) -> Prepared:
+        self._build(batch)
         inputs = self._model_state.prepare(batch)
         num_tokens = batch.descriptor.num_tokens
         ctx = StepContext(

@@ -29,10 +29,12 @@ class Sent(Launched):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Final(Launched):
-    """The last layer ran. hidden: [T, H] as executed, before the final norm."""
+    """The last layer ran. hidden: [T, H] as executed, before the final norm. is_sampled: so did the
+    head, and the rows have advanced."""
 
     batch: InputBatch
     hidden: torch.Tensor
+    is_sampled: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

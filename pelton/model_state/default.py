@@ -97,8 +97,16 @@ class DefaultModelState:
             num_tokens=batch.num_tokens,
             ring=self._ring,
         )
-        self._device.launch(prepare, meta)
+        self._device.launch(self._prepare_recurrent, meta, batch)
         return meta
+
+    def _prepare_recurrent(self, meta: RecurrentMetadata, batch: InputBatch) -> None:
+        """On the device. A blank batch's rows are known only now."""
+        if batch.is_blank:
+            query_lens, seq_lens = batch.read_lengths()
+            meta.groups = row_groups(query_lens, seq_lens - query_lens)
+            meta.num_tokens = int(batch.step.live[1])
+        prepare(meta)
 
     def _gather(self, positions: torch.Tensor, gathered: Sequence[torch.Tensor]) -> None:
         for table, out in zip(self._tables, gathered, strict=True):

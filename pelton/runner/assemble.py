@@ -26,7 +26,10 @@ from pelton.core.kv.groups import group_layers, with_tables
 from pelton.core.kv.spec import KVGroup
 from pelton.device.protocol import Device
 from pelton.errors import UnsupportedError
+from pelton.forward.dispatch import Ladder
 from pelton.forward.eager import EagerExecutor, allocate_buffers, as_live
+from pelton.forward.executor import Executor
+from pelton.forward.recorded import RecordedExecutor
 from pelton.forward.stages import FirstStage, LaterStage, Link, Stage, WholeModel
 from pelton.layers.context import Communicator, OneRank
 from pelton.model_state.default import DefaultModelState
@@ -176,7 +179,8 @@ def assemble(
             "not learn the last one's drafts; leave one of them out."
         )
     stage = _stage(device, model, place)
-    executor = EagerExecutor(
+    builder = BatchBuilder(device, rows, tables, buffers)
+    eager = EagerExecutor(
         device,
         model,
         model_state,
@@ -186,14 +190,17 @@ def assemble(
         states,
         communicator or OneRank(),
         choose,
+        # Looked up at each call, as every step that this class has is.
+        lambda batch: builder.launch(batch),
     )
+    executor: Executor = eager
     head: Head
     if place is not None and place.following is not None:
         head = RelayHead(
             device, row_tensors, place.following, max_rows=max_rows, num_drafts=num_drafts
         )
     else:
-        head = SampleHead(
+        head = sample_head = SampleHead(
             device,
             model,
             Sampler.for_device(device, sampling_rows, row_tensors),
@@ -217,11 +224,25 @@ def assemble(
             if place is None or place.previous is None
             else place.previous.send_sampled,
         )
+        if not config.graphs.is_eager and place is None:
+            executor = RecordedExecutor(
+                device,
+                eager,
+                sample_head,
+                Ladder(
+                    graphs=config.graphs,
+                    query_lens=tuple(range(1, 2 + num_drafts)),
+                    max_rows=max_rows,
+                    max_tokens=max_tokens,
+                    max_seq_len=config.max_model_len,
+                ),
+                lambda shape: builder.blank(shape, 1 + num_drafts),
+            )
     runner = ModelRunner(
         staging=staging,
         rows=rows,
         tables=tables,
-        builder=BatchBuilder(device, rows, tables, buffers),
+        builder=builder,
         executor=executor,
         head=head,
         participants=participants,

@@ -10,7 +10,7 @@ from pelton.batch.participant import StepParticipant, overridden
 from pelton.batch.row_state import RowState
 from pelton.batch.staged import Staging
 from pelton.core.plan import SlotRef, StepPlan
-from pelton.forward.eager import EagerExecutor
+from pelton.forward.executor import Executor
 from pelton.forward.in_flight import Final, InFlight, Nothing, Sent
 from pelton.runner.heads.protocol import Head, StepOutcome
 
@@ -25,7 +25,7 @@ class ModelRunner:
         rows: RowState,
         tables: BlockTables,
         builder: BatchBuilder,
-        executor: EagerExecutor,
+        executor: Executor,
         head: Head,
         participants: Sequence[StepParticipant],
     ) -> None:
@@ -54,10 +54,9 @@ class ModelRunner:
                 return Nothing(step_id=plan.step, staged=staged, failed=failed)
             batch = self._builder.describe(plan, staged, self._executor.choose)
             self._staging.flush(staged)
-            self._builder.launch(batch)
-            prepared = self._executor.prepare(batch)
             for hook in self._before_hooks:
                 hook(batch)
+            prepared = self._executor.prepare(batch)
             self._executor.run(prepared)
             hidden = self._executor.finish(prepared)
             for hook in self._after_hooks:
@@ -68,7 +67,14 @@ class ModelRunner:
             raise
         if self._executor.passes_on:
             return Sent(step_id=plan.step, staged=staged, batch=batch, failed=failed)
-        return Final(step_id=plan.step, staged=staged, batch=batch, hidden=hidden, failed=failed)
+        return Final(
+            step_id=plan.step,
+            staged=staged,
+            batch=batch,
+            hidden=hidden,
+            is_sampled=prepared.is_sampled,
+            failed=failed,
+        )
 
     def finish(self, in_flight: InFlight) -> StepOutcome:
         """Queue the head and what follows it; the step's staging slot is free after that."""

@@ -157,6 +157,11 @@ class PromptLogprobRows(StepParticipant):
         if not self._num_asking:
             self._free.clear()
 
+    @property
+    def is_asked(self) -> bool:
+        """Whether any row may want something of a step."""
+        return self._num_asking > 0
+
     def take_back(self, host: HostRows) -> None:
         """The step that used it is over."""
         if self._device.poisons:

@@ -69,6 +69,10 @@ class SamplePlan:
     pool: torch.Tensor = field(compare=False)
 
 
+# Of a step that is sampled already.
+NOTHING_PLANNED = SamplePlan((), (), 0, torch.empty(0, dtype=torch.int32))
+
+
 @dataclass(frozen=True, slots=True)
 class SampleOutput:
     """Device buffers for up to max_rows verification rows; rows from N on are not written.
@@ -120,6 +124,17 @@ class Sampler:
         """Cache-sized tiles on a CPU, and everything at once where launches are what costs."""
         on_cpu = device.torch_device.type == "cpu"
         return cls(rows, state, tile_elements=_CPU_TILE if on_cpu else None)
+
+    def is_plain(self, slots: Int32Array) -> bool:
+        """Whether the host has nothing to say about these rows: what is drawn follows from the
+        device's row state alone."""
+        rows = self._rows
+        return not rows.needs_np[slots].any() and bool((rows.num_logprobs_np[slots] < 0).all())
+
+    def plain_plan(self, num_rows: int) -> SamplePlan:
+        """Of any `num_rows` plain rows, padding included."""
+        span = Span(0, num_rows, Need(0), 1, 0, NO_LISTS, 0, ())
+        return SamplePlan((span,), (), 0, self._rows.lists.pool.tensor)
 
     def plan(
         self, slots: Int32Array, max_positions: Int32Array, num_uncertain: int = 0

@@ -22,7 +22,8 @@ class NgramSpeculator:
 
     def propose(self, step: SampledStep, drafts: torch.Tensor) -> None:
         # A row knows at most one token more than have keys and values.
-        width = min(step.batch.descriptor.max_seq_len + 1, step.rows.tokens.shape[1])
+        longest = int(step.batch.seq_len_bound_np.max(initial=0))
+        width = min(longest + 1, step.rows.tokens.shape[1])
         self._device.launch(
             ngram_propose, step.rows, step.batch.step, drafts, self._min, self._max, width
         )

@@ -15,8 +15,8 @@ from pelton.ops.step_kernels import step_kernel
 from pelton.ops.step_tensors import RowTensors
 from pelton.runner.heads.results import HostResults, NoResult, PendingResult, ResultRing
 from pelton.sampling.logits_source import HeadLogits, LogitsSource
-from pelton.sampling.prompt_logprobs import MIN_TILE_ROWS, PromptLogprobRows
-from pelton.sampling.sampler import SampleOutput, SamplePlan, Sampler
+from pelton.sampling.prompt_logprobs import MIN_TILE_ROWS, NOTHING, PromptLogprobRows
+from pelton.sampling.sampler import NOTHING_PLANNED, SampleOutput, SamplePlan, Sampler
 from pelton.speculation.drafting import Drafting
 from pelton.speculation.protocol import SampledStep
 
@@ -66,29 +66,25 @@ class SampleHead:
             return NoResult(in_flight.step_id, 1 + self._num_drafts, in_flight.failed)
         assert isinstance(in_flight, Final)
         batch = in_flight.batch
-        plan = self._plan(batch)
         rows = self._rows
         packed = self._packed[: batch.descriptor.num_rows]
-        source = HeadLogits(
-            in_flight.hidden,
-            batch.inputs.logits_indices,
-            self._model.head,
-            self._logits[: batch.num_logits],
-        )
-        # Before sampling, whose buffers it borrows.
-        prompt_logprobs = self._prompt_logprobs.run(
-            batch, in_flight.hidden, self._logits, self._output
-        )
-        self._device.launch(self._sample, plan, source, batch, rows, packed)
+        plan, prompt_logprobs = NOTHING_PLANNED, NOTHING
+        if not in_flight.is_sampled:
+            plan = self._plan(batch)
+            # Before sampling, whose buffers it borrows.
+            prompt_logprobs = self._prompt_logprobs.run(
+                batch, in_flight.hidden, self._logits, self._output
+            )
+            self._launch(plan, batch, in_flight.hidden)
         self._after_sample(packed)
         slot = self._ring.lease()
         try:
             self._copy_out(slot, plan, batch, packed)
             event = self._device.record_event()
-            num_sampled = packed[:, -2]
-            self._device.launch(self._advance, rows, batch.step, packed[:, :-2], num_sampled)
+            if not in_flight.is_sampled:
+                self._launch_advance(batch)
             sampled = SampledStep(
-                batch=batch, rows=rows, hidden=in_flight.hidden, num_sampled=num_sampled
+                batch=batch, rows=rows, hidden=in_flight.hidden, num_sampled=packed[:, -2]
             )
             event = self._drafting.run(sampled, event, slot.num_proposed[: batch.num_rows])
         except BaseException:
@@ -105,6 +101,31 @@ class SampleHead:
             prompt_logprobs=prompt_logprobs,
             failed=in_flight.failed,
         )
+
+    def is_plain(self, batch: InputBatch) -> bool:
+        """Whether `launch_plain` of the step's shape does for this step."""
+        sampling = batch.slots_np[batch.num_logits_np > 0]
+        return not self._prompt_logprobs.is_asked and self._sampler.is_plain(sampling)
+
+    def launch_plain(self, batch: InputBatch, hidden: torch.Tensor) -> None:
+        """Queue what follows the layers, from the head's product to the rows' advance, for any step
+        of plain rows that has the shape of `batch`; what `run` then leaves out."""
+        self._launch(self._sampler.plain_plan(batch.num_logits), batch, hidden)
+        self._launch_advance(batch)
+
+    def _launch(self, plan: SamplePlan, batch: InputBatch, hidden: torch.Tensor) -> None:
+        source = HeadLogits(
+            hidden,
+            batch.inputs.logits_indices,
+            self._model.head,
+            self._logits[: batch.num_logits],
+        )
+        packed = self._packed[: batch.descriptor.num_rows]
+        self._device.launch(self._sample, plan, source, batch, self._rows, packed)
+
+    def _launch_advance(self, batch: InputBatch) -> None:
+        packed = self._packed[: batch.descriptor.num_rows]
+        self._device.launch(self._advance, self._rows, batch.step, packed[:, :-2], packed[:, -2])
 
     def _copy_out(
         self, slot: HostResults, plan: SamplePlan, batch: InputBatch, packed: torch.Tensor
