@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import difflib
-import inspect
 import json
-import re
 import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
-_ENTRY = re.compile(r"^(\w+(?: / \w+)*): (.*)$")
+from pelton.config.docs import field_texts
+from pelton.config.names import near_name
 
 
 class Parser(argparse.ArgumentParser):
@@ -63,8 +61,8 @@ class Parser(argparse.ArgumentParser):
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """The end of a sentence: "; did you mean X?", or nothing if no word of `known` is near."""
-    close = difflib.get_close_matches(word.replace("_", "-"), list(known), n=1, cutoff=0.6)
-    return f"; did you mean {close[0]}?" if close else ""
+    near = near_name(word.replace("_", "-"), known)
+    return f"; did you mean {near}?" if near else ""
 
 
 def field_names(kind: type) -> list[str]:
@@ -83,7 +81,7 @@ def add_fields(
     `title`. The help tells the `defaults`: the dataclass's, if they are not given."""
     group = parser.add_argument_group(title)
     hints = typing.get_type_hints(kind)
-    texts = _field_texts(kind)
+    texts = field_texts(kind)
     if defaults is None:
         defaults = {field.name: field.default for field in dataclasses.fields(kind)}
     for name in names:
@@ -151,21 +149,3 @@ _CONVERTERS: dict[Any, tuple[Callable[[str], Any], str]] = {
     float: (_number, "X"),
     str: (str, "TEXT"),
 }
-
-
-def _field_texts(kind: type) -> dict[str, str]:
-    """Field name -> its words in the docstrings of the class and its bases: "name: text" or
-    "one / two: text", with following indented lines."""
-    texts: dict[str, str] = {}
-    current: list[str] = []
-    docstrings = [inspect.cleandoc(base.__doc__ or "") for base in reversed(kind.__mro__[:-1])]
-    for line in "\n\n".join(docstrings).splitlines():
-        if entry := _ENTRY.match(line):
-            current = entry[1].split(" / ")
-            texts.update(dict.fromkeys(current, entry[2]))
-        elif line.startswith(" "):
-            for name in current:
-                texts[name] += " " + line.strip()
-        else:
-            current = []
-    return texts

@@ -9,16 +9,23 @@ from typing import Any
 
 from pelton.errors import RequestError
 
-# Known names of other engines that this version does not do: (neutral value, what to say).
-_NOT_YET: dict[str, Any] = {
-    "best_of": None,
-    "structured_outputs": None,
+# Known names of other engines that this version does not do: the values that ask for nothing.
+_NOT_YET: dict[str, tuple[Any, ...]] = {
+    "best_of": (None, 1),
+    "structured_outputs": (None,),
 }
 
+_INT64 = 2**63 - 1
 _BOOLEANS = ("ignore_eos", "detokenize", "skip_special_tokens", "include_stop_str_in_output")
 
 # Tokens of all bad words, each counted as long as the longest.
 MAX_BAD_WORD_TOKENS = 2**16
+
+# Answers to one request. Each is a request of its own for the engine.
+MAX_N = 1024
+
+# Far above what makes all tokens about equally likely.
+MAX_TEMPERATURE = 100.0
 
 
 def _number(
@@ -37,16 +44,14 @@ def _number(
         )
 
 
-def _integer(field_name: str, value: Any, low: int, high: int = 2**63 - 1) -> None:
+def _integer(field_name: str, value: Any, low: int, high: int = _INT64) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise RequestError(f"{field_name} must be an integer, got {value!r}.", field=field_name)
     if not low <= value <= high:
-        raise RequestError(
-            f"{field_name} must be between {low} and {high}, got {value!r}.", field=field_name
-        )
-
-
-MAX_N = 16_384
+        limit = f"between {low} and {high}"
+        if high == _INT64 and value < low and low > -_INT64:
+            limit = f"at least {low}"
+        raise RequestError(f"{field_name} must be {limit}, got {value!r}.", field=field_name)
 
 
 def _int32(field_name: str, value: Any) -> int:
@@ -171,13 +176,16 @@ _BY_NAME = (
 class SamplingParams:
     """How one request is sampled and when it ends.
 
-    n: answers to one prompt, at most MAX_N; more than one need a temperature. Answer i is that of a
+    n: answers to one prompt, at most 1024; more than one need a temperature. Answer i is that of a
         request with seed + i, or has noise of its own without a seed. The prompt is computed once
         if prefix caching is on, but for its last, partial block; else once per answer.
-    temperature: 0 = greedy; below 0.01 it is treated as 0.01, so that logits / T stays finite.
-    top_k: 0 or -1 = off. top_p in (0, 1], min_p in [0, 1].
-    presence_penalty / frequency_penalty: in [-2, 2]; taken from a token's logit if the output has
-        it, and for each time that it has.
+    temperature: 0 = greedy, at most 100; below 0.01 it is treated as 0.01, so that logits / T stays
+        finite.
+    top_k: only the so many most likely tokens are drawn; 0 or -1 = off.
+    top_p: only the most likely tokens that have this probability together, in (0, 1]; 1 = off.
+    min_p: only tokens that are at least this times as likely as the most likely one, in [0, 1].
+    presence_penalty: taken from the logit of each token that the output has, in [-2, 2].
+    frequency_penalty: the same for each time that the output has it, in [-2, 2].
     repetition_penalty: in [1e-6, 1e6]; above 1 makes every token of prompt and output less likely.
     logit_bias: token id -> what is added to its logit, in [-100, 100].
     allowed_token_ids: no other token is drawn.
@@ -186,9 +194,13 @@ class SamplingParams:
     bad_words_token_ids: the same as token ids; the engine fills it from bad_words.
     logits_processors: names from pelton/sampling/table.py, as a list, or as name -> arguments.
     seed: fixes the request's noise; without it the engine draws one.
-    stop / stop_token_ids: end the answer; stop strings are cut from the text unless
-        include_stop_str_in_output.
-    max_tokens: None = as many as fit the context.
+    stop: text, or a list of texts, that ends the answer and is cut off from it.
+    stop_token_ids: tokens that end the answer.
+    include_stop_str_in_output: leave the stop text in the answer.
+    ignore_eos: go on after the model's end token.
+    skip_special_tokens: leave the text of special tokens out of the answer.
+    detokenize: make text of the tokens.
+    max_tokens: most tokens of the answer; None = as many as fit the context.
     min_tokens: no end token and no stop string counts before this many output tokens.
     logprobs: None = none; n = the sampled token's and the n most likely ones'.
     prompt_logprobs: the same for the prompt's tokens from the second on. A request that asks does
@@ -226,14 +238,15 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         for name, neutral in _NOT_YET.items():
-            if getattr(self, name) is not neutral:
+            value = getattr(self, name)
+            if not any(type(value) is type(one) and value == one for one in neutral):
                 raise RequestError(
-                    f"{name}={getattr(self, name)!r} is not supported by this version of Pelton; "
-                    f"leave {name} at {neutral!r}.",
+                    f"{name}={value!r} is not supported by this version of Pelton; leave {name} at "
+                    f"{neutral[0]!r}.",
                     field=name,
                 )
         _integer("n", self.n, 1, MAX_N)
-        _number("temperature", self.temperature, 0.0, 2.0)
+        _number("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
         if self.n > 1 and self.is_greedy:
             raise RequestError(
                 f"n must be 1 with temperature=0, since all answers would be the same; got "

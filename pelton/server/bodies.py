@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
+import contextlib
+import json
 import re
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -12,6 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
+from pelton.config.names import near_name
 from pelton.errors import RequestError
 from pelton.server.errors import ApiError
 
@@ -28,6 +30,18 @@ context."""
 _SMALL = 16 * 1024  # bytes that are parsed sooner than another thread would wake up
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`(?: - at `\$\.?(.*)`)?", re.DOTALL)
 _WRONG = re.compile(r"(.*) - at `\$\.?(.*)`", re.DOTALL)
+_TYPES = re.compile(r"Expected `(.*)`, got `(.*)`")
+_TOO_SHORT = re.compile(r"Expected `array` of length >= (\d+)")
+_TYPE_WORDS = {
+    "int": "an integer",
+    "float": "a number",
+    "str": "a string",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "an object",
+}
+_STEP = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
+_MAX_SHOWN = 60  # characters
 _MISSING = re.compile(r"Object missing required field `(.*)`")
 
 
@@ -80,30 +94,72 @@ def parse(body: bytes, kind: type[Kind]) -> Kind:
     if len(body) > MAX_COMMAS and body.count(b",") > MAX_COMMAS:
         raise RequestError(f"The body may hold {MAX_COMMAS} commas, and has more.")
     try:
-        return msgspec.json.decode(body, type=kind)
+        try:
+            return msgspec.json.decode(body, type=kind)
+        except msgspec.ValidationError as error:
+            if not _UNKNOWN.fullmatch(str(error)):
+                raise
+            return msgspec.json.decode(_without_nulls(body, kind), type=kind)
     except msgspec.ValidationError as error:
-        raise _wrong_field(str(error), kind) from None
+        raise _wrong_field(str(error), kind, body) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RequestError(f"The body is not valid JSON: {error}.") from None
     except RecursionError:
         raise RequestError("The body is nested too deeply.") from None
 
 
-def _wrong_field(message: str, kind: type[msgspec.Struct]) -> RequestError:
+def _without_nulls(body: bytes, kind: type[msgspec.Struct]) -> bytes:
+    """Without the fields that `kind` does not have and that are null: clients fill those in whose
+    list of fields is longer, and ask for nothing."""
+    fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    known = kind.__struct_fields__
+    return msgspec.json.encode(
+        {name: raw for name, raw in fields.items() if name in known or bytes(raw) != b"null"}
+    )
+
+
+def _wrong_field(message: str, kind: type[msgspec.Struct], body: bytes) -> RequestError:
     """In terms of the field, what msgspec says of a path."""
     if unknown := _UNKNOWN.fullmatch(message):
         name, where = unknown[1][:100], unknown[2]
         known = [] if where else [field.name for field in msgspec.structs.fields(kind)]
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
+        near = near_name(name, known)
+        hint = f" Did you mean {near!r}?" if near else ""
         full = f"{where}.{name}" if where else name
         return RequestError(f"{full} is not a field that is known here.{hint}", field=full)
     if missing := _MISSING.match(message):
         return RequestError(f"{missing[1]} is missing.", field=missing[1])
     if wrong := _WRONG.fullmatch(message):
-        what = wrong[1].replace("`", "")
-        return RequestError(
-            f"{wrong[2] or 'the body'}: {what[:1].lower()}{what[1:]}.", field=wrong[2] or None
-        )
-    what = message.replace("`", "")
-    return RequestError(f"The body: {what[:1].lower()}{what[1:]}.")
+        field = wrong[2].removesuffix("[...]")
+        subject = field if field == wrong[2] else f"Each value of {field}"
+        shown = _shown(body, wrong[2])
+        return RequestError(_sentence(subject, wrong[1], shown), field=field or None)
+    return RequestError(_sentence("", message, ""))
+
+
+def _sentence(subject: str, what: str, shown: str) -> str:
+    """ "Expected `int | null`, got `str`" as a sentence about a field and its value, if that is
+    `shown`."""
+    subject = subject or "The body"
+    if short := _TOO_SHORT.fullmatch(what):
+        return f"{subject} must have at least {short[1]} entry, got none."
+    if types := _TYPES.fullmatch(what):
+        words = [_TYPE_WORDS.get(word, word) for word in types[1].split(" | ") if word != "null"]
+        got = shown or _TYPE_WORDS.get(types[2], types[2])
+        return f"{subject} must be {' or '.join(words) or 'null'}, got {got}."
+    what = what.replace("`", "")
+    return f"{subject}: {what[:1].lower()}{what[1:]}."
+
+
+def _shown(body: bytes, path: str) -> str:
+    """The value at a path such as "stop[0]", cut short; "" where it has none that is short."""
+    if len(body) > _SMALL or "[...]" in path:
+        return ""
+    with contextlib.suppress(ValueError, LookupError, TypeError, RecursionError):
+        value = json.loads(body)
+        for name, index in _STEP.findall(path):
+            value = value[int(index)] if index else value[name]
+        if not isinstance(value, (dict, list)):
+            text = json.dumps(value, ensure_ascii=False)
+            return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "..."
+    return ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -11,8 +11,10 @@ from typing import Any
 import msgspec
 
 import pelton
+from pelton.config.docs import field_texts
+from pelton.config.params import SamplingParams
 from pelton.server.errors import ErrorAnswer
-from pelton.server.protocol import UNSUPPORTED
+from pelton.server.protocol import UNSUPPORTED, ChatBody, StreamOptions
 
 _JSON = "application/json"
 _ERRORS_OF_ALL = (400, 500, 503)
@@ -45,6 +47,8 @@ def openapi_document(operations: Sequence[Operation], *, root_path: str = "") ->
         unique, ref_template="#/components/schemas/{name}"
     )
     references = dict(zip(unique, schemas))
+    for kind in {StreamOptions, *(one.body for one in operations if one.body is not None)}:
+        _describe(components[kind.__name__], field_texts(kind))
     for schema in components.values():
         _tell_unsupported(schema)
     paths: dict[str, Any] = {}
@@ -69,6 +73,15 @@ def openapi_document(operations: Sequence[Operation], *, root_path: str = "") ->
     return document
 
 
+def _describe(schema: dict[str, Any], texts: Mapping[str, str]) -> None:
+    """Each field of a body in the words of its docstring, or of the types it shares some with."""
+    shared = field_texts(SamplingParams) | field_texts(ChatBody)
+    for name, property_schema in schema.get("properties", {}).items():
+        text = texts.get(name) or shared.get(name)
+        if text is not None:
+            property_schema.setdefault("description", text)
+
+
 def _tell_unsupported(schema: dict[str, Any]) -> None:
     for name, property_schema in schema.get("properties", {}).items():
         if schema.get("additionalProperties") is False and name in UNSUPPORTED:
@@ -86,8 +99,9 @@ def _operation(operation: Operation, references: dict[Any, Any]) -> dict[str, An
         content = {_JSON: {"schema": references[answer]}}
     if operation.streams is not None:
         name = operation.streams.__name__
+        # No type: what a reader of events is to make of them, OpenAPI 3.1 cannot say.
         content["text/event-stream"] = {
-            "schema": {"type": "string", "description": f"Events that hold a {name} each."}
+            "schema": {"description": f"Events that hold a {name} each."}
         }
     errors = [*_ERRORS_OF_ALL]
     if operation.body is not None:

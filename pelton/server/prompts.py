@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pelton.config.params import MAX_N
 from pelton.errors import RequestError
 from pelton.server.bodies import beside_loop
 from pelton.server.errors import ApiError
@@ -19,9 +20,6 @@ from pelton.tokens.chat_template import ChatTemplate
 from pelton.tokens.tokenizer import Tokenizer
 
 TokenIds = npt.NDArray[np.int32]
-
-MAX_PROMPTS = 1024
-"""Prompts in one request to /v1/completions."""
 
 _MAX_CHARACTERS = 2**20
 _MAX_PER_TOKEN = 16
@@ -218,10 +216,8 @@ def _as_prompts(given: str | list[str | int | list[int]]) -> list[str | list[int
         raise RequestError("prompt must not be empty.", field="prompt")
     if all(type(item) is int for item in given):
         return [given]  # type: ignore[list-item]
-    if len(given) > MAX_PROMPTS:
-        raise RequestError(
-            f"prompt may hold {MAX_PROMPTS} prompts, got {len(given)}.", field="prompt"
-        )
+    if len(given) > MAX_N:
+        raise RequestError(f"prompt may hold {MAX_N} prompts, got {len(given)}.", field="prompt")
     kind = type(given[0])
     if kind is int or any(type(item) is not kind for item in given):
         raise RequestError(

@@ -1,8 +1,9 @@
 """Bodies of requests and answers, in OpenAI's shapes with vLLM's extra fields.
 
 None as a request field's value means "not given"; what then holds stands in `sampling.py`. A field
-that no type here has is refused by name, and so is one that is known and not supported yet
-(`UNSUPPORTED`): nothing that a client asks for is ignored.
+that no type here has is refused by name unless it is null, and so is one that is known and not
+supported yet (`UNSUPPORTED`): nothing that a client asks for is ignored. The OpenAPI document tells
+of each field what the docstrings say here.
 """
 
 from __future__ import annotations
@@ -50,8 +51,11 @@ Messages = Annotated[
 
 
 class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
-    """include_usage: one more chunk at the end, with usage and without choices.
-    continuous_usage_stats: usage so far in every chunk."""
+    """What a stream tells beside its text.
+
+    include_usage: one more chunk at the end, with usage and without choices.
+    continuous_usage_stats: usage so far in every chunk.
+    """
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -61,13 +65,18 @@ class GenerationBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """What both ways to generate take: see `SamplingParams` for sampling fields.
 
     model: a served name; may be left out.
+    stream: send events as the answer is made.
+    stream_options: with stream.
+    max_tokens / max_completion_tokens: most tokens of an answer.
     truncate_prompt_tokens: keep the last so many tokens of the prompt; -1 = what the context holds.
     prompt_logprobs: the prompt tokens' log-probabilities, and of so many alternatives.
     priority: lower is served first, with --scheduling-policy priority.
     request_id: shown in logs and in the answer's X-Request-Id, as the header of that name.
     cache_salt: requests with different salts share no cached prefix.
+    add_special_tokens: let the tokenizer add its own, such as a token for the beginning; true for
+        completions, false for chats, whose template writes them.
     return_token_ids: prompt_token_ids and token_ids in the answer.
-    user, safety_identifier: whom the request is for; shown in the log.
+    user / safety_identifier: whom the request is for; shown in the log.
     """
 
     model: str | None = None
@@ -118,8 +127,12 @@ class GenerationBody(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class CompletionBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/completions. max_tokens: 16 unless given; 0 is possible with echo. logprobs: of the
-    tokens, and of so many alternatives each. echo: the text begins with the prompt's."""
+    """POST /v1/completions.
+
+    max_tokens: most tokens of an answer; 16 unless given. 0 is possible with echo.
+    logprobs: log-probabilities of the tokens, and of so many alternatives each.
+    echo: the text begins with the prompt's.
+    """
 
     prompt: Prompt
     logprobs: int | None = None
@@ -128,10 +141,19 @@ class CompletionBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
 
 
 class ChatBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/chat/completions. max_tokens, max_completion_tokens: the rest of the context unless
-    given. logprobs with top_logprobs: alternatives per token. echo: with continue_final_message,
-    the answer begins with the message that it continues. documents, chat_template_kwargs: variables
-    of the chat template. chat_template: with --trust-request-chat-template."""
+    """POST /v1/chat/completions.
+
+    max_tokens / max_completion_tokens: most tokens of an answer; the rest of the context unless
+        given.
+    logprobs: log-probabilities of the tokens.
+    top_logprobs: of so many alternatives each, with logprobs.
+    echo: with continue_final_message, the answer begins with the message that it continues.
+    add_generation_prompt: end the prompt with the beginning of an answer; true unless a message is
+        continued.
+    continue_final_message: the answer goes on with the last message.
+    documents / chat_template_kwargs: variables of the chat template.
+    chat_template: instead of the model's own; with --trust-request-chat-template.
+    """
 
     messages: Messages
     max_completion_tokens: int | None = None
@@ -165,7 +187,7 @@ class Unsupported:
 
 
 UNSUPPORTED: dict[str, Unsupported] = {
-    "best_of": Unsupported((None,), "use n, and choose among the answers"),
+    "best_of": Unsupported((None, 1), "use n, and choose among the answers"),
     "response_format": Unsupported((None, {"type": "text"})),
     "structured_outputs": Unsupported((None,)),
     "logits_processors": Unsupported((None, [])),
@@ -177,7 +199,7 @@ UNSUPPORTED: dict[str, Unsupported] = {
     "metadata": Unsupported((None, {}), "nothing is stored here; leave it out"),
     "store": Unsupported((None, False), "nothing is stored here; leave it out"),
     "service_tier": Unsupported((None, "auto", "default")),
-    "suffix": Unsupported((None,)),
+    "suffix": Unsupported((None, "")),
     "prompt_embeds": Unsupported((None,), "send prompt as text or token ids"),
     "tools": Unsupported((None, [])),
     "tool_choice": Unsupported((None, "none")),
@@ -208,8 +230,14 @@ def refuse_unsupported(body: GenerationBody) -> None:
 
 
 class TokenizeBody(Struct, kw_only=True, forbid_unknown_fields=True):
-    """POST /tokenize. prompt, or messages and how to render them as for a chat. return_token_strs:
-    the tokens' texts, too."""
+    """POST /tokenize.
+
+    model: a served name; may be left out.
+    prompt: text; or give messages.
+    messages: a conversation, rendered as for a chat, with that one's fields.
+    add_special_tokens: let the tokenizer add its own; true for a prompt, false for messages.
+    return_token_strs: the tokens' texts, too.
+    """
 
     model: str | None = None
     prompt: str | None = None
@@ -224,7 +252,11 @@ class TokenizeBody(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class DetokenizeBody(Struct, kw_only=True, forbid_unknown_fields=True):
-    """POST /detokenize."""
+    """POST /detokenize.
+
+    tokens: token ids.
+    model: a served name; may be left out.
+    """
 
     tokens: list[int]
     model: str | None = None

@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from pelton.config.params import SamplingParams
 from pelton.errors import RequestError
-from pelton.server.protocol import ChatBody, CompletionBody, GenerationBody
+from pelton.server.protocol import UNSUPPORTED, ChatBody, CompletionBody, GenerationBody
 
-_SHARED = (
-    "n",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "stop",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "logit_bias",
-    "min_tokens",
-    "stop_token_ids",
-    "ignore_eos",
-    "include_stop_str_in_output",
-    "skip_special_tokens",
-    "allowed_token_ids",
-    "bad_words",
-    "prompt_logprobs",
-)
+# max_tokens means another thing for each of the two.
+_SHARED = [
+    field.name
+    for field in fields(SamplingParams)
+    if field.name in GenerationBody.__struct_fields__
+    and field.name not in {*UNSUPPORTED, "max_tokens"}
+]
 _COMPLETION_MAX_TOKENS = 16
 
 
@@ -83,7 +70,9 @@ def _chat_max_tokens(body: ChatBody) -> int | None:
     most = old if new is None else new
     if new is not None and not 1 <= new < 2**63:
         raise RequestError(
-            f"max_completion_tokens must be between 1 and {2**63 - 1}, got {new}.",
+            f"max_completion_tokens must be at least 1, got {new}."
+            if new < 1
+            else f"max_completion_tokens must be at most {2**63 - 1}, got {new}.",
             field="max_completion_tokens",
         )
     return most

@@ -11,7 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
-from pelton.config.params import SamplingParams
+from pelton.config.params import MAX_N, SamplingParams
 from pelton.engine.outputs import RequestDelta
 from pelton.errors import RequestError
 from pelton.server.errors import ApiError, unavailable
@@ -38,9 +38,6 @@ from pelton.server.streaming import (
 
 Chunk = TypeVar("Chunk", bound=msgspec.Struct)
 Whole = TypeVar("Whole", bound=msgspec.Struct)
-
-MAX_ANSWERS = 1024
-"""Answers to one request, prompts times n."""
 
 
 class Engine(Protocol):
@@ -114,7 +111,6 @@ class Service:
         """As `complete`, for a conversation."""
         self._check(body)
         params = chat_params(body, self._defaults, max_logprobs=self._max_logprobs)
-        _check_answers(params.n, 1)
         prompt = await self._reader.chat(body)
         head = self._head("chatcmpl")
         chunker = ChatChunker(head, body, prompt, self._reader.tokenizer)
@@ -127,7 +123,8 @@ class Service:
         if name is not None and name not in self._names:
             raise ApiError(
                 404,
-                f"The model {name[:200]!r} is not served here; there is {self._names[0]!r}.",
+                f"The model {name[:200]!r} is not served here; there is "
+                f"{', '.join(map(repr, self._names))}.",
                 param="model",
                 code="model_not_found",
             )
@@ -211,9 +208,10 @@ class Run(Generic[Chunk, Whole]):
 
 
 def _check_answers(n: int, num_prompts: int) -> None:
-    if n * num_prompts > MAX_ANSWERS:
+    if n * num_prompts > MAX_N:
         raise RequestError(
-            f"n must be at most {MAX_ANSWERS // num_prompts} for {num_prompts} prompts, got {n}.",
+            f"n must be at most {MAX_N // num_prompts} for {num_prompts} prompts, since a request "
+            f"may have {MAX_N} answers; got {n}.",
             field="n",
         )
 

@@ -40,6 +40,10 @@ WRONG = [
     ({"logits_processors": {"name": 5}}, "keyword arguments"),
     ({"logits_processors": {"name": None}}, "keyword arguments"),
     ({"best_of": 2}, "best_of=2 is not supported"),
+    ({"best_of": True}, "best_of=True is not supported"),
+    ({"temperature": 100.5}, "[0, 100]"),
+    ({"max_tokens": 0}, "max_tokens must be at least 1, got 0."),
+    ({"n": 1025}, "n must be between 1 and 1024, got 1025."),
 ]
 
 

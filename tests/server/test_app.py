@@ -113,7 +113,7 @@ WRONG: list[tuple[str, dict[str, Any], str | None]] = [
     (COMPLETIONS, {"prompt": "x", "n": 10**9}, "n"),
     (COMPLETIONS, {"prompt": ["x"] * 100, "n": 16000, "temperature": 1}, "n"),
     (COMPLETIONS, {"prompt": "x", "n": "2"}, "n"),
-    (COMPLETIONS, {"prompt": "x", "temperature": 3}, "temperature"),
+    (COMPLETIONS, {"prompt": "x", "temperature": 100.5}, "temperature"),
     (COMPLETIONS, {"prompt": "x", "temperature": 1e300}, "temperature"),
     (COMPLETIONS, {"prompt": "x", "top_p": 0}, "top_p"),
     (COMPLETIONS, {"prompt": "x", "seed": 2**63}, "seed"),
@@ -535,6 +535,37 @@ def test_names_of_the_model() -> None:
             response = await server.post(COMPLETIONS, {"prompt": "x", "model": "three"})
             assert response.status_code == 404
             assert response.json()["error"]["code"] == "model_not_found"
+            assert "there is 'big/one', 'two'." in response.json()["error"]["message"]
+
+    run(main)
+
+
+def test_what_other_clients_send_and_asks_for_nothing_is_taken() -> None:
+    async def main() -> None:
+        async with served(scripted_llm()) as server:
+            for path, prompt in ((COMPLETIONS, {"prompt": "x"}), (CHAT, {"messages": HELLO})):
+                extra = {"best_of": 1, "temperature": 5, "guided_json": None, "max_tokens": 2}
+                if path == COMPLETIONS:
+                    extra["suffix"] = ""
+                response = await server.post(path, {**prompt, **extra})
+                assert response.status_code == 200, response.text
+            sent = [m for m in engine_of(server.state.engine).sent if isinstance(m, AddRequest)]
+            assert [message.params["temperature"] for message in sent] == [5.0, 5.0]
+
+    run(main)
+
+
+def test_one_limit_of_answers_whoever_finds_it() -> None:
+    async def main() -> None:
+        async with served(scripted_llm()) as server:
+            for body, words in (
+                ({"prompt": "x", "n": 1025}, "n must be between 1 and 1024, got 1025."),
+                ({"prompt": ["x", "y"], "n": 513}, "n must be at most 512 for 2 prompts"),
+                ({"prompt": ["x"] * 1025}, "prompt may hold 1024 prompts, got 1025."),
+            ):
+                response = await server.post(COMPLETIONS, {"temperature": 1, **body})
+                assert response.status_code == 400
+                assert words in response.json()["error"]["message"]
 
     run(main)
 
@@ -624,6 +655,12 @@ def test_openapi_tells_the_truth_about_fields() -> None:
             assert chat["required"] == ["messages"]
             assert httpx.URL("/v1/models/{name}").path in document["paths"]
             assert json.dumps(document)
+            for name in ("ChatBody", "CompletionBody", "TokenizeBody", "StreamOptions"):
+                for field, schema in document["components"]["schemas"][name]["properties"].items():
+                    assert schema.get("description"), f"{name} says nothing of {field}"
+            completion = document["components"]["schemas"]["CompletionBody"]["properties"]
+            assert "1 = off" in completion["top_p"]["description"]
+            assert "16 unless given" in completion["max_tokens"]["description"]
 
     run(main)
 

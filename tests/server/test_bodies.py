@@ -14,12 +14,16 @@ from pelton.server.protocol import UNSUPPORTED, ChatBody, CompletionBody, refuse
         (b'{"prompt": "x", "temprature": 1}', "temprature", "Did you mean 'temperature'"),
         (b'{"prompt": "x", "zzz": 1}', "zzz", "not a field that is known here.$"),
         (b'{"prompt": "x", "a`b": 1}', "a`b", "a`b"),
-        (b'{"prompt": "x", "stop": [1]}', "stop[0]", "expected str, got int"),
-        (b'{"prompt": "x", "n": 1.5}', "n", "expected int"),
-        (b'{"prompt": {}}', "prompt", "got object"),
+        (b'{"prompt": "x", "stop": [1]}', "stop[0]", "stop\\[0\\] must be a string, got 1"),
+        (b'{"prompt": "x", "n": 1.5}', "n", "n must be an integer, got 1.5"),
+        (b'{"prompt": {}}', "prompt", "prompt must be a string or a list, got an object"),
         (b'{"prompt": [1, null]}', "prompt[1]", "got null"),
+        (b'{"prompt": "x", "stream": "yes"}', "stream", 'stream must be true or false, got "yes"'),
+        (b'{"prompt": "x", "logit_bias": {"5": "y"}}', "logit_bias", "Each value of logit_bias"),
+        (b'{"prompt": "x", "a": null, "n": "1"}', "n", 'n must be an integer, got "1"'),
+        (b'{"prompt": "x", "a": null, "b": 0}', "b", "b is not a field"),
         (b"{}", "prompt", "prompt is missing"),
-        (b"[]", None, "expected object, got array"),
+        (b"[]", None, "The body must be an object, got a list"),
         (b"{", None, "not valid JSON"),
     ],
 )
@@ -27,6 +31,18 @@ def test_what_is_wrong_is_told(body: bytes, field: str | None, words: str) -> No
     with pytest.raises(RequestError, match=words) as wrong:
         parse(body, CompletionBody)
     assert wrong.value.field == field
+
+
+def test_unknown_fields_that_are_null_ask_for_nothing() -> None:
+    body = parse(b'{"prompt": "x", "zzz": null, "n": 2, "guided_json": null}', CompletionBody)
+    assert (body.prompt, body.n) == ("x", 2)
+    chat = parse(b'{"messages": [{}], "zzz" : null }', ChatBody)
+    assert chat.messages == [{}]
+
+
+def test_an_empty_list_is_told() -> None:
+    with pytest.raises(RequestError, match="messages must have at least 1 entry, got none"):
+        parse(b'{"messages": []}', ChatBody)
 
 
 def test_no_list_is_made_of_a_body_that_fits_no_context(monkeypatch: pytest.MonkeyPatch) -> None:
