@@ -40,6 +40,7 @@ from pelton.core.policy import get_policy, insert, remove
 from pelton.core.request import FinishReason, Request, RequestStatus, check_request
 from pelton.core.stopping import check_stop
 from pelton.errors import ConfigError, IntegrityError, RequestError, RequestFailed
+from pelton.metrics.step_sizes import StepSizes
 
 _STATUS_TEXT = {
     NAN_LOGITS: "the model's logits are not finite",
@@ -77,14 +78,15 @@ class SchedulerStats:
 
     num_running: requests with blocks, the draining ones included. kv_usage: share of the usable
     blocks that requests hold. num_cache_queries / num_cache_hits: tokens looked up on admission,
-    and of these, tokens found; num_group_hits: tokens that each KV group alone would have found
-    (where one is far below the rest, it is why the others' hits are not used).
+    and of these, tokens found and used; num_group_matches: tokens that each KV group alone had,
+    used or not (where one is far below the rest, it is why the others' are not used).
     num_scheduled_tokens includes drafts and recomputed tokens.
     num_drafts: rows that had drafts to verify; num_draft_tokens: their drafts; num_accepted_tokens:
     those that stood, so that acceptance length is 1 + num_accepted_tokens / num_drafts.
     Of preempted requests' computed tokens, num_saved_tokens went to host memory; when they came
     back, num_restored_tokens were copied from there, and num_recomputed_tokens were neither copied
     nor hit.
+    step_sizes: steps by num_scheduled_tokens, see metrics/step_sizes.py.
     """
 
     num_running: int
@@ -95,7 +97,7 @@ class SchedulerStats:
     num_generated_tokens: int
     num_cache_queries: int
     num_cache_hits: int
-    num_group_hits: tuple[int, ...]
+    num_group_matches: tuple[int, ...]
     num_preemptions: int
     num_errors: int
     num_drafts: int
@@ -104,6 +106,7 @@ class SchedulerStats:
     num_saved_tokens: int = 0
     num_restored_tokens: int = 0
     num_recomputed_tokens: int = 0
+    step_sizes: tuple[int, ...] = ()
 
 
 class Scheduler:
@@ -175,6 +178,7 @@ class Scheduler:
         self._in_flight: deque[StepPlan] = deque()
         self._num_steps = 0
         self._num_scheduled_tokens = 0
+        self._step_sizes = StepSizes()
         self._num_generated_tokens = 0
         self._num_cache_queries = 0
         self._num_cache_hits = 0
@@ -272,7 +276,7 @@ class Scheduler:
             num_generated_tokens=self._num_generated_tokens,
             num_cache_queries=self._num_cache_queries,
             num_cache_hits=self._num_cache_hits,
-            num_group_hits=tuple(self._kv.group_hits),
+            num_group_matches=tuple(self._kv.group_matches),
             num_preemptions=self._num_preemptions,
             num_errors=self._num_errors,
             num_drafts=self._num_draft_rows,
@@ -281,6 +285,7 @@ class Scheduler:
             num_saved_tokens=self._kv.host.num_saved_tokens,
             num_restored_tokens=self._kv.host.num_restored_tokens,
             num_recomputed_tokens=self._num_recomputed_tokens,
+            step_sizes=self._step_sizes.counts,
         )
 
     def schedule(self) -> StepPlan | None:
@@ -296,7 +301,9 @@ class Scheduler:
         plan.offloads = self._kv.host.take_orders()
         self._finished_refs, self._preempted_refs = [], []
         self._num_steps += 1
-        self._num_scheduled_tokens += self._max_num_batched_tokens - draft.budget
+        num_tokens = self._max_num_batched_tokens - draft.budget
+        self._num_scheduled_tokens += num_tokens
+        self._step_sizes.add(num_tokens)
         self._in_flight.append(plan)
         for request in draft.drained:
             self._drain(request)

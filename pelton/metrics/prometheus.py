@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 
 from prometheus_client import (
     CollectorRegistry,
@@ -14,9 +16,13 @@ from prometheus_client import (
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
+    HistogramMetricFamily,
     Metric,
 )
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+from pelton.metrics.step_sizes import EDGES
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a third of the lines, read by nobody
 
@@ -32,15 +38,28 @@ _COUNTERS = {
     "prefix_cache_hits": "Prompt tokens that the prefix cache provided.",
     "num_preemptions": "Requests that gave up their KV blocks and were computed again.",
     "generation_tokens": "Tokens generated.",
-    "iterations": "Steps of the engine.",
-    "iteration_tokens": "Tokens that steps computed, drafts and recomputed ones included.",
     "corrupted_requests": "Requests that the engine failed to finish.",
     "spec_decode_num_drafts": "Rows that had drafts to verify.",
     "spec_decode_num_draft_tokens": "Drafts that were verified.",
     "spec_decode_num_accepted_tokens": "Drafts that stood.",
+    "kv_offload_saved_tokens": "Computed tokens of preempted requests that went to host memory.",
+    "kv_offload_restored_tokens": "Tokens that were copied back from host memory.",
+    "kv_offload_recomputed_tokens": "Tokens of preempted requests that were computed again.",
 }
 ENGINE_NAMES = (*_GAUGES, *_COUNTERS)
-"""What `engine` must tell, see ServerMetrics."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineNumbers:
+    """What the engine tells at a scrape.
+
+    values: by the names of ENGINE_NAMES. step_sizes: of StepSizes, or nothing yet;
+    num_step_tokens: of all these steps together.
+    """
+
+    values: Mapping[str, float]
+    step_sizes: Sequence[int]
+    num_step_tokens: int
 
 
 def _one_two_five(most: int) -> list[float]:
@@ -62,6 +81,7 @@ _FIRST += [10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0]
 _LONG = [0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0]
 _LONG += [120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0]
 _ANSWERS = [1, 2, 5, 10, 20]
+_PREEMPTIONS = [0, 1, 2, 5, 10, 20]
 
 
 class ServerMetrics:
@@ -74,7 +94,7 @@ class ServerMetrics:
     Args:
         model_name: label of every sample.
         max_model_len: the largest bucket of token counts.
-        engine: the engine's numbers now, by the names of ENGINE_NAMES. Asked at every scrape.
+        engine: the engine's numbers now. Asked at every scrape.
         cache_info: labels that describe the KV cache.
         prefix: of all names: "pelton", or "vllm" for dashboards made for it.
     """
@@ -84,7 +104,7 @@ class ServerMetrics:
         *,
         model_name: str,
         max_model_len: int,
-        engine: Callable[[], Mapping[str, float]],
+        engine: Callable[[], EngineNumbers],
         cache_info: Mapping[str, str],
         prefix: str = "pelton",
     ) -> None:
@@ -98,6 +118,12 @@ class ServerMetrics:
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens.")
         self._prompt_tokens_cached = self._counter(
             "prompt_tokens_cached", "Prompt tokens that were not computed, but found in the cache."
+        )
+        self._prompt_tokens_by_source = Counter(
+            f"{prefix}:prompt_tokens_by_source",
+            "Prompt tokens, by where their keys and values came from.",
+            [*self._labels, "source"],
+            registry=self._registry,
         )
         self.admission_rejections = self._counter(
             "admission_rejections", "Requests that were refused because the queue was full."
@@ -142,6 +168,14 @@ class ServerMetrics:
         self.params_max_tokens = histogram(
             "request_params_max_tokens", "Tokens that an answer might have.", sizes
         )
+        self.preemptions = histogram(
+            "request_num_preemptions", "How often a request gave up its KV blocks.", _PREEMPTIONS
+        )
+        self.computed_sizes = histogram(
+            "request_prefill_kv_computed_tokens",
+            "Tokens of a prompt that were not found in the cache.",
+            sizes,
+        )
         self._registry.register(_EngineCollector(prefix, self._labels, engine, cache_info))
 
     def prompt_begun(self, num_tokens: int, num_cached: int) -> None:
@@ -149,6 +183,9 @@ class ServerMetrics:
         self.num_prompt_tokens += num_tokens
         self._prompt_tokens.inc(num_tokens)
         self._prompt_tokens_cached.inc(num_cached)
+        by_source = self._prompt_tokens_by_source.labels
+        by_source(*self._labels.values(), "local_compute").inc(num_tokens - num_cached)
+        by_source(*self._labels.values(), "local_cache_hit").inc(num_cached)
 
     def first_token(self, seconds: float) -> None:
         """A request has its first token, so long after it came."""
@@ -188,7 +225,7 @@ class _EngineCollector(Collector):
         self,
         prefix: str,
         labels: Mapping[str, str],
-        engine: Callable[[], Mapping[str, float]],
+        engine: Callable[[], EngineNumbers],
         cache_info: Mapping[str, str],
     ) -> None:
         self._prefix = prefix
@@ -202,11 +239,34 @@ class _EngineCollector(Collector):
         for names, family in ((_GAUGES, GaugeMetricFamily), (_COUNTERS, CounterMetricFamily)):
             for name, text in names.items():
                 metric = family(f"{self._prefix}:{name}", text, labels=list(self._labels))
-                metric.add_metric(values, numbers[name])
+                metric.add_metric(values, numbers.values[name])
                 yield metric
+        by_reason = GaugeMetricFamily(
+            f"{self._prefix}:num_requests_waiting_by_reason",
+            "Requests that wait, by what for; capacity: rows or KV blocks.",
+            labels=[*self._labels, "reason"],
+        )
+        by_reason.add_metric([*values, "capacity"], numbers.values["num_requests_waiting"])
+        yield by_reason
+        yield self._steps(numbers)
         info = {**self._cache_info, "engine": self._labels["engine"]}
         metric = GaugeMetricFamily(
             f"{self._prefix}:cache_config_info", "How the KV cache is made.", labels=list(info)
         )
         metric.add_metric(list(info.values()), 1.0)
         yield metric
+
+    def _steps(self, numbers: EngineNumbers) -> Metric:
+        metric = HistogramMetricFamily(
+            f"{self._prefix}:iteration_tokens_total",
+            "Tokens that a step computed, drafts and recomputed ones included.",
+            labels=list(self._labels),
+        )
+        sums = list(accumulate(numbers.step_sizes)) or [0] * (len(EDGES) + 1)
+        edges = [*map(floatToGoString, EDGES), "+Inf"]
+        metric.add_metric(
+            list(self._labels.values()),
+            buckets=list(zip(edges, sums, strict=True)),
+            sum_value=numbers.num_step_tokens,
+        )
+        return metric

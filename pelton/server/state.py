@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
 from pelton.config.server import ServerArgs
 from pelton.engine.async_llm import AsyncLLM, EngineStats
-from pelton.metrics.prometheus import ServerMetrics
+from pelton.metrics.prometheus import EngineNumbers, ServerMetrics
 from pelton.server.endpoint import InFlight
 from pelton.server.prompts import PromptReader
 from pelton.server.service import Service
@@ -34,10 +33,10 @@ class ServerState:
     started: float = field(default_factory=time.monotonic)
 
 
-def engine_numbers(now: EngineStats) -> Mapping[str, float]:
-    """An engine's counts by the names of metrics, see metrics/prometheus.py."""
+def engine_numbers(now: EngineStats) -> EngineNumbers:
+    """An engine's counts, as metrics/prometheus.py has them."""
     stats = now.scheduler
-    return {
+    values = {
         "num_requests_running": stats.num_running,
         "num_requests_waiting": now.num_queued,
         "kv_cache_usage_perc": stats.kv_usage,
@@ -45,10 +44,16 @@ def engine_numbers(now: EngineStats) -> Mapping[str, float]:
         "prefix_cache_hits": stats.num_cache_hits,
         "num_preemptions": stats.num_preemptions,
         "generation_tokens": stats.num_generated_tokens,
-        "iterations": stats.num_steps,
-        "iteration_tokens": stats.num_scheduled_tokens,
         "corrupted_requests": stats.num_errors,
         "spec_decode_num_drafts": stats.num_drafts,
         "spec_decode_num_draft_tokens": stats.num_draft_tokens,
         "spec_decode_num_accepted_tokens": stats.num_accepted_tokens,
+        "kv_offload_saved_tokens": stats.num_saved_tokens,
+        "kv_offload_restored_tokens": stats.num_restored_tokens,
+        "kv_offload_recomputed_tokens": stats.num_recomputed_tokens,
     }
+    return EngineNumbers(
+        values=values,
+        step_sizes=stats.step_sizes,
+        num_step_tokens=stats.num_scheduled_tokens,
+    )

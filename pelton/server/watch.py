@@ -50,7 +50,9 @@ class RequestWatch(Watch):
         self._id = ""
         self._prompts: Sequence[ReadyPrompt] = ()
         self._num_cached: dict[int, int] = {}
+        self._num_preemptions: dict[int, int] = {}
         self._n = 1
+        self._max_tokens: int | None = None
         self._queued = 0.0
         self._reasons: dict[str, int] = {}
 
@@ -58,12 +60,7 @@ class RequestWatch(Watch):
         self, request_id: str, prompts: Sequence[ReadyPrompt], params: SamplingParams
     ) -> None:
         self._id, self._prompts, self._n = request_id, prompts, params.n
-        metrics = self._metrics
-        for prompt in prompts:
-            metrics.prompt_sizes.observe(len(prompt.token_ids))
-            metrics.params_n.observe(params.n)
-            if params.max_tokens is not None:
-                metrics.params_max_tokens.observe(params.max_tokens)
+        self._max_tokens = params.max_tokens
 
     def take(self, prompt: int, delta: RequestDelta) -> None:
         metrics, times = self._metrics, self._times
@@ -72,6 +69,7 @@ class RequestWatch(Watch):
             metrics.prompt_begun(delta.num_prompt_tokens, delta.num_cached_tokens)
             self._queued = delta.queue_seconds or 0.0
             metrics.queue_time.observe(self._queued)
+        self._num_preemptions[prompt] = delta.num_preemptions
         for answer in delta.outputs:
             index = prompt * self._n + answer.index
             count = len(answer.token_ids)
@@ -111,8 +109,22 @@ class RequestWatch(Watch):
             )
         else:
             self._failed(error)
+        if not isinstance(error, (EngineBusy, RequestError)):
+            self._count_prompts()
         if self._logs_line and log.isEnabledFor(logging.INFO):
             log.info("%s", self._line(elapsed))
+
+    def _count_prompts(self) -> None:
+        """Of a request that the engine took, however it ended."""
+        metrics = self._metrics
+        for number, prompt in enumerate(self._prompts):
+            metrics.prompt_sizes.observe(len(prompt.token_ids))
+            metrics.params_n.observe(self._n)
+            if self._max_tokens is not None:
+                metrics.params_max_tokens.observe(self._max_tokens)
+            if (num_cached := self._num_cached.get(number)) is not None:
+                metrics.computed_sizes.observe(len(prompt.token_ids) - num_cached)
+                metrics.preemptions.observe(self._num_preemptions[number])
 
     def _failed(self, error: BaseException) -> None:
         if isinstance(error, EngineBusy):

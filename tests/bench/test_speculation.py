@@ -17,8 +17,8 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 4}
 
 
 def stats(**counts: int) -> SchedulerStats:
-    names = [name for name in SchedulerStats.__dataclass_fields__ if name != "num_group_hits"]
-    zero = SchedulerStats(**dict.fromkeys(names, 0), num_group_hits=())  # type: ignore[arg-type]
+    names = [name for name in SchedulerStats.__dataclass_fields__ if name != "num_group_matches"]
+    zero = SchedulerStats(**dict.fromkeys(names, 0), num_group_matches=())  # type: ignore[arg-type]
     return replace(zero, **counts)
 
 

@@ -64,7 +64,7 @@ def test_hits_end_at_checkpoints(shared, hit, device):
     request = check(engine, PROMPTS[0])
     assert request.num_cached_tokens == hit
     stats = engine.loop.scheduler.stats
-    assert stats.num_group_hits == (shared // 4 * 4, hit)
+    assert stats.num_group_matches == (shared // 4 * 4, hit)
     assert stats.num_cache_hits == hit
 
 
@@ -77,7 +77,7 @@ def test_long_prefixes_are_shared(length):
     first, second = [*prefix, 7, 8, 9], [*prefix, 30, 31]
     engine.generate([first], greedy(2))
     (tokens,) = engine.generate([second], greedy(4))
-    assert engine.loop.scheduler.stats.num_group_hits == (length // 16 * 16, length // 256 * 256)
+    assert engine.loop.scheduler.stats.num_group_matches == (length // 16 * 16, length // 256 * 256)
     alone = engine_of(
         **wide, max_num_batched_tokens=512, max_model_len=3100, enable_prefix_caching=False
     )

@@ -320,7 +320,7 @@ def test_a_decoding_row_keeps_a_window_of_blocks(toy_engine, num_drafts, prefix_
     engine.assert_like_reference()
 
 
-def test_group_hits_name_the_group_without_hits(toy_engine):
+def test_group_matches_name_the_group_without_hits(toy_engine):
     """Case 11: full attention has the prefix, and the windows' blocks are gone."""
     engine = toy_engine(block_sizes=(4, 4), windows=(None, 5), depth=1)
     engine.add("a", prompt(17), max_tokens=1)
@@ -333,7 +333,10 @@ def test_group_hits_name_the_group_without_hits(toy_engine):
     engine.run()
     stats = engine.scheduler.stats
     assert stats.num_cache_hits == 0
-    assert stats.num_group_hits == (16, 0)
+    assert stats.num_group_matches == (16, 0)
+    assert sum(stats.step_sizes) == stats.num_steps
+    assert stats.step_sizes[2] == 0  # 9 to 16 tokens
+    assert sum(stats.step_sizes[3:]) == 2  # the prompts, 17 tokens each
 
 
 @pytest.mark.parametrize("num_drafts", DRAFTS)

@@ -6,16 +6,25 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from pelton.metrics.prometheus import ENGINE_NAMES, ServerMetrics
+from pelton.metrics.prometheus import ENGINE_NAMES, EngineNumbers, ServerMetrics
+from pelton.metrics.step_sizes import StepSizes
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def make(prefix: str) -> ServerMetrics:
+def make(prefix: str, steps: tuple[int, ...] = ()) -> ServerMetrics:
+    sizes = StepSizes()
+    for num_tokens in steps:
+        sizes.add(num_tokens)
+    numbers = EngineNumbers(
+        values={name: number + 1.0 for number, name in enumerate(ENGINE_NAMES)},
+        step_sizes=sizes.counts if steps else (),
+        num_step_tokens=sum(steps),
+    )
     return ServerMetrics(
         model_name="tiny",
         max_model_len=4096,
-        engine=lambda: {name: number + 1.0 for number, name in enumerate(ENGINE_NAMES)},
+        engine=lambda: numbers,
         cache_info={"block_size": "16"},
         prefix=prefix,
     )
@@ -44,6 +53,36 @@ def test_everything_is_exposed_under_the_prefix() -> None:
         edges = [sample.labels["le"] for sample in buckets if "le" in sample.labels]
         assert edges[:4] == ["1.0", "2.0", "5.0", "10.0"]
         assert edges[-2:] == ["2000.0", "+Inf"]
+
+
+def test_steps_are_a_histogram_as_vllm_has_it() -> None:
+    """iteration_tokens_total ends as a counter does, and is none."""
+    for steps in ((), (1, 2, 8, 9, 64, 20000)):
+        text = make("vllm", steps).expose().decode()
+        families = {family.name: family for family in text_string_to_metric_families(text)}
+        family = families["vllm:iteration_tokens_total"]
+        assert family.type == "histogram"
+        found = {sample.labels.get("le", sample.name): sample.value for sample in family.samples}
+        assert found.pop("vllm:iteration_tokens_total_sum") == sum(steps)
+        assert found.pop("vllm:iteration_tokens_total_count") == len(steps)
+        assert list(found)[:4] == ["1.0", "8.0", "16.0", "32.0"]
+        for edge, value in found.items():
+            assert value == sum(size <= float(edge) for size in steps), edge
+
+
+def test_who_waits_and_where_prompts_came_from() -> None:
+    metrics = make("pelton")
+    metrics.prompt_begun(7, 2)
+    text = metrics.expose().decode()
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    (waiting,) = families["pelton:num_requests_waiting_by_reason"].samples
+    assert waiting.labels["reason"] == "capacity"
+    assert waiting.value == families["pelton:num_requests_waiting"].samples[0].value
+    by_source = families["pelton:prompt_tokens_by_source"].samples
+    assert {sample.labels["source"]: sample.value for sample in by_source} == {
+        "local_compute": 5,
+        "local_cache_hit": 2,
+    }
 
 
 def test_two_servers_in_one_process_do_not_mix() -> None:

@@ -190,7 +190,7 @@ class ScriptedEngine:
                 num_generated_tokens=self._num_tokens,
                 num_cache_queries=0,
                 num_cache_hits=0,
-                num_group_hits=(0,),
+                num_group_matches=(0,),
                 num_preemptions=0,
                 num_errors=0,
                 num_drafts=0,

@@ -46,8 +46,8 @@ class KVManager:
     all: one of them may be evicted before the request returns, and then what was saved behind it
     would be worth nothing. What is still cached when it returns is not copied back.
 
-    group_hits: per group the tokens that it alone would have provided on admissions; the hit of a
-    request is the longest prefix that all groups have, so the smallest of these is to blame.
+    group_matches: per group the tokens that it alone had in the cache on admissions, used or not;
+    the hit of a request is the longest prefix that all groups have, so the smallest is to blame.
 
     Raises ConfigError without groups, UnsupportedError for a kind of group that is not served, and
     for host pages beside recurrent layers.
@@ -76,7 +76,7 @@ class KVManager:
         self._hash_sizes = tuple(group.block_size for group in groups)
         self._hit_windows = tuple(group.window if group.has_table else 1 for group in groups)
         self._hit_step = smallest_reusable_prefix(groups)
-        self.group_hits = [0] * len(groups)
+        self.group_matches = [0] * len(groups)
         self._pool = BlockPool(num_blocks)
         self._cache = PrefixCache()
         self._enable_caching = enable_prefix_caching
@@ -144,7 +144,7 @@ class KVManager:
         request.num_passed_blocks = first
         request.num_computed_tokens = length
         for group, hit in enumerate(alone):
-            self.group_hits[group] += hit
+            self.group_matches[group] += hit
         self._measure(request)
         if length == num_hits:
             self.forget_saved(request)

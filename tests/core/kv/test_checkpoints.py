@@ -71,7 +71,7 @@ def test_a_hit_ends_at_a_checkpoint(length, hit):
     assert admission.state_blocks.tolist() == (kept[hit // 8 - 1] if hit else [])
     again.num_confirmed_tokens = hit
     kv.check([again])
-    assert kv.group_hits == [(length - 1) // 4 * 4 if length < 30 else 28, hit]
+    assert kv.group_matches == [(length - 1) // 4 * 4 if length < 30 else 28, hit]
 
 
 def test_the_last_state_is_enough():
@@ -92,7 +92,7 @@ def test_groups_agree_on_a_state_that_was_kept():
     kv.release(again)
     kv._cache.remove(fifth)
     assert kv.admit(again).num_hits == 8
-    assert kv.group_hits == [28 + 16, 24 + 24]
+    assert kv.group_matches == [28 + 16, 24 + 24]
 
 
 def test_a_checkpoint_is_nobodys():
@@ -252,7 +252,7 @@ def test_a_faulty_request_leaves_no_state():
     assert len(launch(kv, bad, 24)) == 1
     kv.release_distrusted(bad)
     kv.check([])
-    assert kv.group_hits[1] == 16
+    assert kv.group_matches[1] == 16
     assert kv.admit(request(range(30))).num_hits == 0
 
 
@@ -269,7 +269,7 @@ def test_without_prefix_caching_nothing_is_kept():
     assert kv.chunk(made, 30) == 30
     assert launch(kv, made, 8) == []
     kv.check([made])
-    assert kv.group_hits == [0, 0]
+    assert kv.group_matches == [0, 0]
 
 
 @pytest.mark.parametrize("damage", ["lost page", "in use", "count"])

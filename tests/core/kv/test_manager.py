@@ -276,7 +276,7 @@ def test_groups_agree_on_the_longest_prefix_that_all_have():
     assert again.num_computed_tokens == 4
     again.num_confirmed_tokens = 4
     kv.check([again])
-    assert kv.group_hits == [20 + 12 + 12 + 12, 4 * 20, 4 * 20]
+    assert kv.group_matches == [20 + 12 + 12 + 12, 4 * 20, 4 * 20]
 
 
 def test_null_blocks_are_no_idle_hits():
