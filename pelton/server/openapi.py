@@ -47,7 +47,9 @@ def openapi_document(operations: Sequence[Operation], *, root_path: str = "") ->
         unique, ref_template="#/components/schemas/{name}"
     )
     references = dict(zip(unique, schemas))
-    for kind in {StreamOptions, *(one.body for one in operations if one.body is not None)}:
+    bodies = (operation.body for operation in operations if operation.body is not None)
+    kinds: set[type[msgspec.Struct]] = {StreamOptions, *bodies}
+    for kind in kinds:
         _describe(components[kind.__name__], field_texts(kind))
     for schema in components.values():
         _tell_unsupported(schema)
