@@ -12,6 +12,7 @@ import urllib.parse
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
+from pelton.config.reasons import reason_of
 from pelton.errors import ConfigError, EngineError
 
 _PIECE = 2**16
@@ -82,7 +83,9 @@ class HttpClient:
             connection = _Connection(reader, writer)
             return connection, await connection.send(message)
         except (OSError, EOFError) as error:
-            raise EngineError(f"{self._host}:{self._port} does not answer: {error}.") from None
+            raise EngineError(
+                f"{self._host}:{self._port} does not answer: {reason_of(error)}."
+            ) from None
 
     def close(self) -> None:
         for connection in self._idle:
@@ -148,7 +151,7 @@ class _Connection:
         try:
             data = await self._reader.read(_PIECE)
         except OSError as error:
-            raise EngineError(f"the answer broke off: {error}.") from None
+            raise EngineError(f"the answer broke off: {reason_of(error)}.") from None
         if not data:
             raise EngineError("the answer broke off.")
         return data

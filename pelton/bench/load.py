@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from pelton.bench.options import ServingOptions
+from pelton.config.reasons import reason_of
 from pelton.errors import ConfigError
 
 _FIRST_ID = 100
@@ -59,7 +60,7 @@ def read_dataset(path: Path, options: ServingOptions) -> list[Asked]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"dataset={str(path)!r} cannot be read: {error}.") from None
+        raise ConfigError(f"dataset={str(path)!r} cannot be read: {reason_of(error)}.") from None
     try:
         if text.lstrip().startswith("["):
             entries = json.loads(text)

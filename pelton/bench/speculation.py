@@ -16,6 +16,7 @@ from pelton.bench import cost, machine, measure, report
 from pelton.bench.options import SpeculationOptions
 from pelton.config.engine import EngineArgs
 from pelton.config.params import SamplingParams
+from pelton.config.reasons import reason_of
 from pelton.core.plan import Int32Array
 from pelton.core.scheduler import SchedulerStats
 from pelton.engine.llm import LLM
@@ -114,7 +115,7 @@ def _read(path: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as fault:
-        raise ConfigError(f"prompt_file={path!r} cannot be read: {fault}.") from fault
+        raise ConfigError(f"prompt_file={path!r} cannot be read: {reason_of(fault)}.") from fault
 
 
 def _engine(args: EngineArgs) -> LLM:

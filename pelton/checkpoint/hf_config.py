@@ -166,6 +166,31 @@ def read_generation_defaults(checkpoint: Checkpoint) -> GenerationDefaults:
     )
 
 
+def read_generation_config(
+    folder: Path, own: GenerationDefaults, *, vocab_size: int
+) -> GenerationDefaults:
+    """What the generation_config.json of another folder says, and `own` where it is about tokens
+    and says nothing.
+
+    Raises ConfigError if there is no such file, CheckpointError as `read_generation_defaults`.
+    """
+    path = folder / "generation_config.json"
+    if not path.is_file():
+        raise ConfigError(
+            f"generation_config={str(folder)!r} must be a folder that holds a "
+            'generation_config.json, or "auto", "vllm" or "none".'
+        )
+    generation = ConfigReader(_load_json(path), str(path))
+    bos = _token_id(generation, "bos_token_id", vocab_size)
+    pad = _pad_id(generation, vocab_size)
+    return GenerationDefaults(
+        eos_token_ids=_eos_ids(generation, vocab_size) or own.eos_token_ids,
+        bos_token_id=own.bos_token_id if bos is None else bos,
+        pad_token_id=own.pad_token_id if pad is None else pad,
+        sampling=_sampling(generation),
+    )
+
+
 def _pad_id(config: ConfigReader, vocab_size: int) -> int | None:
     # Early Llama files say -1, or one past the vocabulary, for "none"; generation never pads.
     value = config.get("pad_token_id")

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from pelton.cli.serve import needs_server_packages
 from pelton.config.engine import EngineArgs
+from pelton.config.reasons import reason_of
 from pelton.config.server import ServerArgs
 from pelton.errors import ConfigError, EngineError, RequestError
 
@@ -78,7 +79,9 @@ class ServerApi:
                         raise EngineError(_message(chunk, "the server failed"))
                     yield chunk
             except (OSError, http.client.HTTPException, ValueError) as error:
-                raise EngineError(f"the answer from {self._url} broke off: {error}.") from None
+                raise EngineError(
+                    f"the answer from {self._url} broke off: {reason_of(error)}."
+                ) from None
         raise EngineError(f"the answer from {self._url} broke off.")
 
     def close(self) -> None:
@@ -116,7 +119,7 @@ class ServerApi:
                 if response.status != 200:
                     text = response.read()
             except (OSError, http.client.HTTPException) as error:
-                raise EngineError(f"{self._url} does not answer: {error}.") from None
+                raise EngineError(f"{self._url} does not answer: {reason_of(error)}.") from None
             if response.status != 200:
                 raise _refusal(response.status, text)
             yield response

@@ -10,8 +10,10 @@ from typing import Any
 
 from pelton.cli import dialogue
 from pelton.cli.api import Api
-from pelton.cli.dialogue import SAMPLING_FIELDS, Dialogue, Shown, show, tell
+from pelton.cli.dialogue import SAMPLING_FIELDS, Dialogue, Shown, no_words, show, tell
 from pelton.cli.flags import given
+from pelton.cli.generate import check_can_chat
+from pelton.config.reasons import reason_of
 from pelton.errors import RequestError
 
 _PATH = "/v1/chat/completions"
@@ -30,6 +32,8 @@ def run(options: argparse.Namespace) -> int:
     """130 if it was left by Ctrl-C."""
     is_quick = options.quick is not None
     text = dialogue.read_quick(options.quick) if is_quick else ""
+    if options.url is None:
+        check_can_chat(dialogue.engine_args(options))
     with dialogue.open_api(options, "chat") as api:
         stats = not is_quick if options.stats is None else options.stats
         chat = Chat(api, given(options, SAMPLING_FIELDS), options.system_prompt, shows_stats=stats)
@@ -70,6 +74,7 @@ class Chat(Dialogue):
 
     def do_clear(self, words: str) -> None:
         """/clear  forget the conversation, but for the system prompt"""
+        no_words("clear", words)
         self.messages = [m for m in self.messages if m["role"] == "system"]
         tell("[cleared]")
 
@@ -81,6 +86,7 @@ class Chat(Dialogue):
 
     def do_retry(self, words: str) -> None:
         """/retry  another answer to the last message"""
+        no_words("retry", words)
         before = list(self.messages)
         if self.messages and self.messages[-1]["role"] == "assistant":
             self.messages.pop()
@@ -98,9 +104,12 @@ class Chat(Dialogue):
         if not words:
             raise RequestError("/save needs a file.")
         saved = {"model": self.api.model, "messages": self.messages, "sampling": self.sampling}
-        with Path(words).expanduser().open("x", encoding="utf-8") as file:
-            json.dump(saved, file, ensure_ascii=False, indent=2)
-            file.write("\n")
+        try:
+            with Path(words).expanduser().open("x", encoding="utf-8") as file:
+                json.dump(saved, file, ensure_ascii=False, indent=2)
+                file.write("\n")
+        except OSError as error:
+            raise RequestError(f"{words} cannot be written: {reason_of(error)}.") from None
         tell(f"[written to {words}]")
 
 

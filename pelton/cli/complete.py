@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pelton.cli import dialogue
-from pelton.cli.dialogue import SAMPLING_FIELDS, Dialogue, show
+from pelton.cli.dialogue import SAMPLING_FIELDS, Dialogue, no_words, show
 from pelton.cli.flags import given
 from pelton.cli.generate import DEFAULT_MAX_TOKENS
 from pelton.errors import RequestError
@@ -51,6 +51,7 @@ class Completing(Dialogue):
 
     def do_retry(self, words: str) -> None:
         """/retry  another continuation of the last text"""
+        no_words("retry", words)
         if not self.last:
             raise RequestError("there is nothing to try again.")
         self.ask(self.last)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pelton.cli.flags import did_you_mean
+from pelton.config.reasons import reason_of
 from pelton.errors import ConfigError
 
 
@@ -23,7 +24,9 @@ def read_config(file: str, known: Iterable[str]) -> dict[str, Any]:
         ) from None
     try:
         content = yaml.safe_load(Path(file).expanduser().read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--config {file} cannot be read: {reason_of(error)}.") from None
+    except yaml.YAMLError as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"--config {file}: {reason}.") from None
     if content is None:

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from pelton.cli.api import Api, OwnApi, ServerApi
-from pelton.cli.flags import Parser, add_fields, given
+from pelton.cli.flags import Parser, add_fields, field_names, given
 from pelton.cli.generate import ENGINE_FIELDS, add_model
 from pelton.config.engine import EngineArgs
 from pelton.config.env import api_keys
+from pelton.config.names import near_name
 from pelton.config.params import SamplingParams
 from pelton.config.server import ServerArgs
 from pelton.errors import EngineDead, EngineError, RequestError
@@ -30,6 +31,8 @@ _ENGINE_FLAGS = [name for name in ENGINE_FIELDS if name != "seed"]  # the word m
 _BLOCK = '"""'
 _CONTROLS = {code: None for code in [*range(32), *range(127, 160)] if chr(code) not in "\n\t"}
 """What could make a terminal do other things than show text."""
+
+_NOT_SETTINGS = ("messages", "prompt", "model", "stream", "stream_options", "n", "best_of")
 
 
 def make_parser(prog: str, description: str) -> Parser:
@@ -76,6 +79,11 @@ def parse(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
     return options
 
 
+def engine_args(options: argparse.Namespace) -> EngineArgs:
+    """Of the engine that is started without --url."""
+    return EngineArgs(**given(options, ["model", *_ENGINE_FLAGS]))
+
+
 @contextlib.contextmanager
 def open_api(options: argparse.Namespace, command: str) -> Iterator[Api]:
     """The server of --url, or an engine that ends with the block."""
@@ -85,8 +93,7 @@ def open_api(options: argparse.Namespace, command: str) -> Iterator[Api]:
         api = ServerApi(options.url, key, options.model_name)
     else:
         begin = time.perf_counter()
-        args = EngineArgs(**given(options, ["model", *_ENGINE_FLAGS]))
-        api = OwnApi(args, ServerArgs(), command=command)
+        api = OwnApi(engine_args(options), ServerArgs(), command=command)
         tell(f"{api.model} is ready after {time.perf_counter() - begin:.1f} s.")
     try:
         yield api
@@ -226,6 +233,7 @@ class Dialogue:
         """Returns False for the end."""
         name, _, words = text[1:].partition(" ")
         if name in ("quit", "exit"):
+            no_words(name, words)
             return False
         action = getattr(self, f"do_{name}", None)
         if not name.isidentifier() or action is None:
@@ -236,21 +244,43 @@ class Dialogue:
 
     def do_help(self, words: str) -> None:
         """/help  this list"""
+        no_words("help", words)
         names = sorted(name for name in dir(self) if name.startswith("do_"))
         tell("\n".join(f"  {getattr(self, name).__doc__}" for name in names))
         tell(f"  /quit  the end, as Ctrl-D\n  {_BLOCK} or a last \\  text of several lines")
 
     def do_set(self, words: str) -> None:
         """/set temperature=0.7 stop="x"  fields of requests; without a value: the model's own"""
+        changed = dict(self.sampling)
         for word in _assignments(words):
             name, is_set, value = word.partition("=")
             if not is_set or not name.isidentifier():
                 raise RequestError(f"/set takes name=value, got {word!r}.")
             if value:
-                self.sampling[name] = _value(value)
+                changed[name] = _value(value)
+                _check_setting(name, changed[name])
             else:
-                self.sampling.pop(name, None)
+                changed.pop(name, None)
+        self.sampling = changed
         tell(f"[{json.dumps(self.sampling, ensure_ascii=False)}]")
+
+
+def no_words(command: str, words: str) -> None:
+    """Raises RequestError for words behind a command that takes none."""
+    if words.strip():
+        raise RequestError(f"/{command} takes no words, got {words.strip()!r}.")
+
+
+def _check_setting(name: str, value: Any) -> None:
+    """Raises RequestError for what no request may hold. A name that no sampling field is near to
+    is let through: a server of another make may know it, and says so if it does not."""
+    if name in _NOT_SETTINGS:
+        raise RequestError(f"{name} is set by this command itself, and not by /set.")
+    known = field_names(SamplingParams)
+    if name in known:
+        SamplingParams(**{"max_tokens": None, name: value})
+    elif near := near_name(name, known):
+        raise RequestError(f"{name} is not a field that is known here. Did you mean {near!r}?")
 
 
 def _assignments(words: str) -> list[str]:

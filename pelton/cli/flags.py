@@ -13,7 +13,7 @@ import json
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from pelton.config.docs import field_texts
@@ -43,6 +43,12 @@ class Parser(argparse.ArgumentParser):
             if name.startswith("--") and " " not in word and not self._knows(name):
                 self._refuse_flag(name)
         options, unknown = self.parse_known_args(argv)
+        flag = options.__dict__.pop(_MANY, None)
+        if flag is not None and not hasattr(options, "model"):
+            self.error(
+                f"{flag} takes all words that follow it, and none is left for MODEL; put MODEL "
+                f"first, or write {flag} before each of its words"
+            )
         if not unknown:
             return options
         word = unknown[0].split("=")[0]
@@ -57,6 +63,25 @@ class Parser(argparse.ArgumentParser):
         if name == "--model":
             self.error(f"the model is given without a flag, as in `{self.prog} MODEL`")
         self.error(f"unknown flag {name}{did_you_mean(name, self._option_string_actions)}")
+
+
+_MANY = "flag that took several words"
+
+
+class _ManyWords(argparse.Action):
+    """Adds words to a list. Which flag took several at once is noted: one of them may have been
+    meant as the model."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        setattr(namespace, self.dest, [*getattr(namespace, self.dest, ()), *values])
+        if len(values) > 1:
+            setattr(namespace, _MANY, option_string)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -76,9 +101,13 @@ def add_fields(
     kind: type,
     names: Sequence[str],
     defaults: Mapping[str, Any] | None = None,
+    takes_many: Container[str] = (),
 ) -> None:
     """Adds a flag for each of the fields `names` of the dataclass `kind`, under the heading
-    `title`. The help tells the `defaults`: the dataclass's, if they are not given."""
+    `title`. The help tells the `defaults`: the dataclass's, if they are not given.
+
+    takes_many: lists of which several entries may stand behind one flag.
+    """
     group = parser.add_argument_group(title)
     hints = typing.get_type_hints(kind)
     texts = field_texts(kind)
@@ -94,7 +123,7 @@ def add_fields(
             dest=name,
             default=argparse.SUPPRESS,
             help=text,
-            **_action(hints[name]),
+            **_action(hints[name], takes_many=name in takes_many),
         )
 
 
@@ -103,16 +132,17 @@ def given(options: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
     return {name: getattr(options, name) for name in names if hasattr(options, name)}
 
 
-def _action(hint: Any) -> dict[str, Any]:
+def _action(hint: Any, *, takes_many: bool = False) -> dict[str, Any]:
     """What argparse must know of a field's type."""
     is_union = isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
     members = [m for m in typing.get_args(hint) if m is not type(None)] if is_union else [hint]
-    for member in members:
-        if typing.get_origin(member) is dict:
-            return {"type": _json_object, "metavar": "JSON"}
+    kinds = [typing.get_origin(member) for member in members]
+    if dict in kinds:
+        return {"type": _json_value if list in kinds else _json_object, "metavar": "JSON"}
     for member in members:
         if typing.get_origin(member) is list:
-            return {"action": "append", **_action(typing.get_args(member)[0])}
+            how = {"action": _ManyWords, "nargs": "+"} if takes_many else {"action": "append"}
+            return {**how, **_action(typing.get_args(member)[0])}
     (member,) = members
     if member is bool:
         return {"action": argparse.BooleanOptionalAction}
@@ -141,6 +171,21 @@ def _json_object(text: str) -> dict[str, Any]:
         raise argparse.ArgumentTypeError(f"must be a JSON object, but {error}") from None
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError(f"must be a JSON object, got {text!r}")
+    return value
+
+
+def _json_value(text: str) -> Any:
+    """An object, a list of strings, or a bare word as the only one of the list."""
+    if text[:1] not in ("{", "["):
+        return [text]
+    if text[0] == "{":
+        return _json_object(text)
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"must be a JSON object or list, but {error}") from None
+    if not all(isinstance(item, str) for item in value):
+        raise argparse.ArgumentTypeError(f"must be a JSON list of strings, got {text!r}")
     return value
 
 

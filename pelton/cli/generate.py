@@ -71,17 +71,24 @@ def add_model(parser: Parser) -> None:
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
 
 
+def check_can_chat(args: EngineArgs) -> None:
+    """As in pelton/engine/prompts.py, which `--help` must not wait for."""
+    importlib.import_module("pelton.engine.prompts").check_can_chat(args)
+
+
 def run(options: argparse.Namespace) -> int:
     """Generates and prints; 1 or 2 if a request failed (ours or the user's fault)."""
     prompts = [_read_prompt(text) for text in options.prompt]
     sampling = {"max_tokens": DEFAULT_MAX_TOKENS, **given(options, SAMPLING_FIELDS)}
-    SamplingParams(**sampling)  # a wrong value is refused before seconds go into loading
+    engine = given(options, ["model", *_ENGINE_FLAGS])
+    # What is wrong is told before seconds go into loading.
+    SamplingParams(**sampling)
+    if options.chat:
+        check_can_chat(EngineArgs(**engine))
 
     begin = time.perf_counter()
     # By name, because an import would make torch a part of this module.
-    llm = importlib.import_module("pelton.engine.llm").LLM(
-        **given(options, ["model", *_ENGINE_FLAGS])
-    )
+    llm = importlib.import_module("pelton.engine.llm").LLM(**engine)
     loaded = time.perf_counter()
     params = SamplingParams(**{**llm.config.generation.sampling, **sampling})
     show_bar = len(prompts) > 1 and sys.stderr.isatty()

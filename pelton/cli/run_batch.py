@@ -36,7 +36,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add_model(parser)
     parser.add_argument("-i", "--input-file", required=True, metavar="FILE", help="requests, JSONL")
     parser.add_argument("-o", "--output-file", required=True, metavar="FILE", help="records, JSONL")
-    add_fields(parser, "requests", ServerArgs, _SERVER_FIELDS)
+    add_fields(parser, "requests", ServerArgs, _SERVER_FIELDS, takes_many=("served_model_name",))
     add_fields(parser, "engine", EngineArgs, ENGINE_FIELDS)
     return parser.parse(argv)
 

@@ -28,7 +28,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         metavar="FILE",
         help="flags as YAML, one `flag: value` a line; those given on the command line win",
     )
-    add_fields(parser, "server", ServerArgs, SERVER_FIELDS)
+    add_fields(parser, "server", ServerArgs, SERVER_FIELDS, takes_many=("served_model_name",))
     add_fields(parser, "engine", EngineArgs, ENGINE_FIELDS)
     return parser.parse(argv)
 

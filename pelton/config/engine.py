@@ -38,6 +38,9 @@ class EngineArgs:
     max_steps_in_flight: depth of the launch pipeline (1 = wait for each step).
     speculative_config: how drafts are made, as a dict: {"method": "ngram",
         "num_speculative_tokens": 4}, and perhaps prompt_lookup_min and prompt_lookup_max.
+    generation_config: where the defaults of sampling come from: "auto" (the checkpoint's
+        generation_config.json) | "vllm" or "none" (SamplingParams alone) | a folder that holds
+        another generation_config.json, whose end tokens count, too.
     hf_overrides: config.json keys that replace the checkpoint's.
     """
 
@@ -74,6 +77,7 @@ class EngineArgs:
     speculative_config: dict[str, Any] | None = None
     enable_lora: bool = False
     chat_template: str | None = None
+    generation_config: str = "auto"
     hf_overrides: dict[str, Any] = field(default_factory=dict)
 
 

@@ -13,7 +13,7 @@ class ServerArgs:
     uds: path of a Unix socket to listen on, instead of host and port.
     root_path: prefix under which a proxy serves this server, such as "/llm".
     served_model_name: names that requests may call the model by, the first one in answers; the
-        checkpoint's own name if left out.
+        checkpoint's own name if left out. Several may stand behind one flag.
     api_key: a key that clients must send; may be repeated. Keys may also stand in the environment,
         PELTON_API_KEY, separated by commas, where no list of processes shows them.
     api_key_file: a file with one key per line; # begins a comment.

@@ -252,8 +252,40 @@ def check_request(request: Request, *, max_model_len: int, vocab_size: int) -> N
         wrong = ids[(ids < 0) | (ids >= vocab_size)]
         if len(wrong):
             raise RequestError(
-                f"{field} must be in [0, {vocab_size}), got {int(wrong[0])}.", field=field
+                f"{field} must hold token ids from 0 to {vocab_size - 1}, got {int(wrong[0])}.",
+                field=field,
             )
+    _check_some_token_is_legal(request, vocab_size)
+
+
+def _check_some_token_is_legal(request: Request, vocab_size: int) -> None:
+    """For the first token; what later ones may be, nobody knows yet."""
+    params = request.params
+    banned = {word[0] for word in params.bad_words_token_ids if len(word) == 1}
+    if params.min_tokens:
+        banned |= request.end_token_ids
+    allowed = params.allowed_token_ids
+    if len(banned) >= vocab_size if allowed is None else banned.issuperset(allowed):
+        fields = fields_that_exclude(request)
+        raise RequestError(
+            f"{' and '.join(fields)} rule out every token for the first place of the answer (no "
+            f"end token counts before min_tokens={params.min_tokens}); leave one of them out.",
+            field=fields[0],
+        )
+
+
+def fields_that_exclude(request: Request) -> list[str]:
+    """Fields of the request by which tokens may be ruled out altogether."""
+    params = request.params
+    return [
+        name
+        for name, excludes in (
+            ("allowed_token_ids", params.allowed_token_ids is not None),
+            ("bad_words", bool(params.bad_words_token_ids)),
+            ("min_tokens", params.min_tokens > 0),
+        )
+        if excludes
+    ]
 
 
 def _as_token_ids(ids: Int32Array | Sequence[int]) -> Int32Array:

@@ -37,9 +37,15 @@ from pelton.core.plan import (
     StepResult,
 )
 from pelton.core.policy import get_policy, insert, remove
-from pelton.core.request import FinishReason, Request, RequestStatus, check_request
+from pelton.core.request import (
+    FinishReason,
+    Request,
+    RequestStatus,
+    check_request,
+    fields_that_exclude,
+)
 from pelton.core.stopping import check_stop
-from pelton.errors import ConfigError, IntegrityError, RequestError, RequestFailed
+from pelton.errors import ConfigError, IntegrityError, PeltonError, RequestError, RequestFailed
 from pelton.metrics.step_sizes import StepSizes
 
 _STATUS_TEXT = {
@@ -457,9 +463,7 @@ class Scheduler:
                 updates.append(self._fail(request, result.failed[ref]))
                 continue
             if is_faulty:
-                text = self._describe_fault(result, row)
-                fault = RequestFailed(f"Request {request.request_id!r} failed: {text}.")
-                updates.append(self._fail(request, fault))
+                updates.append(self._fail(request, self._fault(request, result, row)))
                 continue
             request.num_confirmed_tokens += count
             awaited = request.awaited_prompt_logprobs
@@ -551,6 +555,19 @@ class Scheduler:
             | (is_valid & is_outside).any(axis=1)
         )
         return faulty
+
+    def _fault(self, request: Request, result: StepResult, row: int) -> PeltonError:
+        """What ends a request whose row is faulty: the user's fault if its own fields leave no
+        token, else the model's or ours."""
+        text = f"Request {request.request_id!r} failed: {self._describe_fault(result, row)}"
+        fields = fields_that_exclude(request)
+        if result.status[row] != ALL_MASKED or not fields:
+            return RequestFailed(f"{text}.")
+        return RequestError(
+            f"{text} as token {request.num_output_tokens + 1} of the answer: "
+            f"{' and '.join(fields)} rule out every one.",
+            field=fields[0],
+        )
 
     def _describe_fault(self, result: StepResult, row: int) -> str:
         status, num_sampled = int(result.status[row]), int(result.num_sampled[row])

@@ -9,13 +9,14 @@ from typing import Any
 
 from pelton.checkpoint.gguf_header import read_gguf_header
 from pelton.checkpoint.source import resolve_checkpoint
-from pelton.config.engine import EngineConfig
+from pelton.config.engine import EngineArgs, EngineConfig
 from pelton.config.params import SamplingParams
+from pelton.config.reasons import reason_of
 from pelton.core.plan import Int32Array
 from pelton.core.request import Request
 from pelton.errors import ConfigError, RequestError
 from pelton.sampling.table import processor_target
-from pelton.setup.check import CheckedArgs
+from pelton.setup.check import CheckedArgs, check
 from pelton.tokens.chat_template import ChatTemplate, ContentChoice
 from pelton.tokens.tokenizer import Tokenizer, load_tokenizer
 
@@ -151,6 +152,15 @@ def load_tokenizer_of(checked: CheckedArgs) -> Tokenizer | None:
     return load_tokenizer(checkpoint.folder)
 
 
+def check_can_chat(args: EngineArgs) -> None:
+    """Raises, before a model is loaded, what every conversation with it would be refused by: that
+    there is no tokenizer, or no chat template."""
+    tokenizer = load_tokenizer_of(check(args))
+    if tokenizer is None:
+        raise ConfigError("this model has no tokenizer.json; pass --tokenizer FOLDER.")
+    load_template(args.chat_template, tokenizer).content_format()
+
+
 def load_template(
     given: str | None, tokenizer: Tokenizer | None, *, content_format: ContentChoice = "auto"
 ) -> ChatTemplate:
@@ -161,8 +171,11 @@ def load_template(
     if given is None:
         source = None if tokenizer is None else tokenizer.chat_templates
     elif "{" not in given:
-        path = Path(given)
-        if not path.is_file():
-            raise ConfigError(f"chat_template={given!r} is neither a file nor a Jinja template.")
-        source = path.read_text(encoding="utf-8")
+        try:
+            source = Path(given).expanduser().read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"chat_template={given!r} is no Jinja template, and as a file cannot be read: "
+                f"{reason_of(error)}."
+            ) from None
     return ChatTemplate(source, special_tokens=special, content_format=content_format)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from starlette.requests import Request
 
+from pelton.config.reasons import reason_of
 from pelton.errors import ConfigError
 from pelton.server.errors import ApiError
 
@@ -52,7 +53,9 @@ def read_keys(given: Iterable[str], file: str | None, environment: str) -> list[
         try:
             lines = Path(file).expanduser().read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"api_key_file={file!r} cannot be read: {error}.") from None
+            raise ConfigError(
+                f"api_key_file={file!r} cannot be read: {reason_of(error)}."
+            ) from None
         found = [line.partition("#")[0].strip() for line in lines]
         if not any(found):
             raise ConfigError(f"api_key_file={file!r} holds no key; write one per line.")

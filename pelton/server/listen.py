@@ -9,6 +9,7 @@ import ssl
 from collections.abc import Generator
 from pathlib import Path
 
+from pelton.config.reasons import reason_of
 from pelton.config.server import ServerArgs
 from pelton.errors import ConfigError
 
@@ -31,15 +32,17 @@ def bound_socket(args: ServerArgs) -> Generator[socket.socket, None, None]:
         family, _, _, _, address = min(found, key=lambda item: item[0] != socket.AF_INET)
         listener = socket.socket(family, socket.SOCK_STREAM)
     except OSError as error:
-        raise ConfigError(f"host={args.host!r} is no address of this machine: {error}.") from None
+        raise ConfigError(
+            f"host={args.host!r} is no address of this machine: {reason_of(error)}."
+        ) from None
     with listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind(address)
         except OSError as error:
             raise ConfigError(
-                f"cannot listen at {args.host}, port {args.port}: {error.strerror}; choose another "
-                "--port or --host."
+                f"cannot listen at {args.host}, port {args.port}: {reason_of(error)}; choose "
+                "another --port or --host."
             ) from None
         yield listener
 
@@ -53,8 +56,7 @@ def _unix_socket(path: Path) -> Generator[socket.socket, None, None]:
                 path.unlink()
             listener.bind(str(path))
         except OSError as error:
-            reason = error.strerror or str(error)
-            raise ConfigError(f"cannot listen at uds={str(path)!r}: {reason}.") from None
+            raise ConfigError(f"cannot listen at uds={str(path)!r}: {reason_of(error)}.") from None
         try:
             yield listener
         finally:
@@ -87,6 +89,10 @@ def check_certificates(args: ServerArgs) -> None:
             if getattr(args, name) is not None:
                 raise ConfigError(f"{name} needs ssl_certfile.")
         return
+    for name in ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs"):
+        file = getattr(args, name)
+        if file is not None and not os.path.isfile(file):
+            raise ConfigError(f"{name}={file!r} is no file.")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         # A password is always given, for without one OpenSSL would ask the terminal.
@@ -98,5 +104,5 @@ def check_certificates(args: ServerArgs) -> None:
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(
             f"ssl_certfile={args.ssl_certfile!r}, ssl_keyfile={args.ssl_keyfile!r}, ssl_ca_certs="
-            f"{args.ssl_ca_certs!r} cannot be used: {error}."
+            f"{args.ssl_ca_certs!r} cannot be used: {reason_of(error)}."
         ) from None

@@ -5,13 +5,18 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 from pelton.attention.table import BACKENDS
 from pelton.checkpoint.gguf_config import is_quantised
 from pelton.checkpoint.gguf_header import read_gguf_header
-from pelton.checkpoint.hf_config import read_generation_defaults, read_model_config
+from pelton.checkpoint.hf_config import (
+    read_generation_config,
+    read_generation_defaults,
+    read_model_config,
+)
 from pelton.checkpoint.source import LOAD_FORMATS, Checkpoint, resolve_checkpoint
 from pelton.config.engine import EngineArgs
 from pelton.config.model import GenerationDefaults, ModelConfig
@@ -108,11 +113,20 @@ def check(args: EngineArgs) -> CheckedArgs:
         args=args,
         checkpoint=checkpoint,
         model=model,
-        generation=read_generation_defaults(checkpoint),
+        generation=_generation(args.generation_config, checkpoint, model),
         is_quantised=(
             checkpoint.format == "gguf" and is_quantised(read_gguf_header(checkpoint.files[0]))
         ),
     )
+
+
+def _generation(given: str, checkpoint: Checkpoint, model: ModelConfig) -> GenerationDefaults:
+    own = read_generation_defaults(checkpoint)
+    if given == "auto":
+        return own
+    if given in ("vllm", "none"):
+        return replace(own, sampling={})
+    return read_generation_config(Path(given).expanduser(), own, vocab_size=model.vocab_size)
 
 
 def _refuse(args: EngineArgs) -> None:
@@ -129,6 +143,11 @@ def _check_types(args: EngineArgs) -> None:
             continue
         if type(value) is not int or not low <= value <= high:
             raise ConfigError(f"{name} must be an integer from {low} to {high}, got {value!r}.")
+    if not isinstance(args.generation_config, str) or not args.generation_config:
+        raise ConfigError(
+            'generation_config must be "auto", "vllm", "none" or a folder, got '
+            f"{args.generation_config!r}."
+        )
     for name in _BOOLEANS:
         if type(getattr(args, name)) is not bool:
             raise ConfigError(f"{name} must be True or False, got {getattr(args, name)!r}.")

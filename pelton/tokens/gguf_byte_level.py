@@ -121,10 +121,21 @@ def bpe(ids: Mapping[str, int], merges: Sequence[tuple[str, ...]], **options: ob
     """A BPE model. Raises CheckpointError if a merge names a token that does not exist."""
     try:
         return models.BPE(vocab=dict(ids), merges=merges, **options)  # type: ignore[arg-type]
-    except Exception as error:  # the library raises bare Exception
+    except Exception:  # the library raises bare Exception, in words of its own
         raise CheckpointError(
-            f"tokenizer.ggml.merges does not fit tokenizer.ggml.tokens: {error}."
+            f"tokenizer.ggml.merges does not fit tokenizer.ggml.tokens: {_misfit(ids, merges)}."
         ) from None
+
+
+def _misfit(ids: Mapping[str, int], merges: Sequence[tuple[str, ...]]) -> str:
+    """The first merge that cannot be, and why."""
+    for number, pair in enumerate(merges):
+        if len(pair) != 2:
+            return f"entry {number}, {pair[0]!r}, is not two tokens with a space between them"
+        for piece in (*pair, "".join(pair)):
+            if piece not in ids:
+                return f"entry {number}, {' '.join(pair)!r}, needs the token {piece!r}"
+    return "they contradict each other"
 
 
 def _pre_tokenizer(rule: PreTokenizer) -> pre_tokenizers.PreTokenizer:

@@ -7,16 +7,23 @@ import json
 import os
 import pty
 import select
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.processes import ServeProcess, chat_model, serving
 
+from pelton.cli import chat as cli_chat
+from pelton.cli import generate as cli_generate
+from pelton.cli.chat import Chat
+from pelton.cli.complete import Completing
 from pelton.cli.dialogue import _assignments
+from pelton.errors import RequestError
 
 KEY = "sk-chat"
 COMMAND = [sys.executable, "-m", "pelton.cli.main"]
@@ -110,7 +117,6 @@ def test_a_conversation(terminal: Terminal, tmp_path: Path) -> None:
     terminal.type("\x1b[A\x1b[A\x1b[A\n")  # up to "hello"
     terminal.wait_for("+ 3 tokens")
     terminal.type("/set tepmerature=1\n")
-    terminal.type("x\n")
     terminal.wait_for("tepmerature is not a field")
     terminal.type("/set tepmerature=\n")
     terminal.type('"""one\ntwo"""\n')
@@ -120,7 +126,7 @@ def test_a_conversation(terminal: Terminal, tmp_path: Path) -> None:
     terminal.type(f"/save {tmp_path}/talk.json\n")
     terminal.wait_for("[written to")
     terminal.type(f"/save {tmp_path}/talk.json\n")
-    terminal.wait_for("File exists")
+    terminal.wait_for("talk.json cannot be written: File exists.")
     saved = json.loads((tmp_path / "talk.json").read_text())
     roles = [message["role"] for message in saved["messages"]]
     assert roles == ["system", *["user", "assistant"] * 3]
@@ -181,7 +187,7 @@ def test_one_answer_of_a_server(server: ServeProcess) -> None:
     assert "A valid API key is needed" in wrong.stderr
     nobody = run("chat", "-q", "x", "--url", "http://127.0.0.1:9")
     assert nobody.returncode == 1
-    assert "http://127.0.0.1:9 does not answer" in nobody.stderr
+    assert "http://127.0.0.1:9 does not answer: Connection refused." in nobody.stderr
 
 
 def test_one_answer_of_an_engine_of_its_own(server: ServeProcess) -> None:
@@ -209,6 +215,85 @@ def test_flags_that_do_not_go_together(words: str, sentence: str) -> None:
     found = run("chat", *words.split())
     assert found.returncode == 2
     assert sentence in found.stderr
+
+
+class FakeApi:
+    """Answers "yes", and keeps what it was asked."""
+
+    model = "fake"
+
+    def __init__(self) -> None:
+        self.bodies: list[dict[str, Any]] = []
+
+    def events(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        self.bodies.append(body)
+        delta = {"index": 0, "delta": {"content": "yes"}, "finish_reason": "stop"}
+        yield {"choices": [{**delta, "text": "yes"}]}
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        ("/set temperature=abc", "temperature must be a finite number, got 'abc'."),
+        ("/set temperature=-1", r"temperature must be in \[0, 100\]"),
+        ("/set top_k=2.5", "top_k must be an integer"),
+        ("/set top_k=5 top_p=7", "top_p must be in"),
+        ("/set max_tokens=0", "max_tokens must be at least 1"),
+        ("/set stop=1", "stop must be a list"),
+        ("/set ignore_eos=yes", "ignore_eos must be True or False"),
+        ("/set tepmerature=1", "tepmerature is not a field .* Did you mean 'temperature'?"),
+        ("/set messages=[]", "messages is set by this command itself"),
+        ("/set n=2", "n is set by this command itself"),
+        ("/set temperature", "/set takes name=value, got 'temperature'"),
+        ("/set 1=2", "/set takes name=value"),
+        ("/clear all", "/clear takes no words, got 'all'"),
+        ("/retry again", "/retry takes no words"),
+        ("/help me", "/help takes no words"),
+        ("/quit now", "/quit takes no words"),
+        ("/retry", "nothing to try again"),
+        ("/save", "/save needs a file"),
+        ("/save /no/such/folder/x", "/no/such/folder/x cannot be written: No such file"),
+    ],
+)
+def test_wrong_commands_are_told_and_change_nothing(command: str, sentence: str) -> None:
+    chat = Chat(FakeApi(), {"seed": 1}, "Be brief.", shows_stats=False)
+    with pytest.raises(RequestError, match=sentence):
+        chat._command(command)
+    assert chat.sampling == {"seed": 1}
+    assert [message["role"] for message in chat.messages] == ["system"]
+
+
+def test_settings_reach_the_next_request() -> None:
+    api = FakeApi()
+    chat = Chat(api, {}, None, shows_stats=False)
+    chat._command('/set temperature=3 stop="a b" min_tokens=20 repetition_detection={"a": 1}')
+    chat.ask("hi")
+    chat._command("/set stop= temperature=")
+    chat.ask("hi")
+    first, second = ({k: v for k, v in b.items() if k != "messages"} for b in api.bodies)
+    kept = {"min_tokens": 20, "repetition_detection": {"a": 1}}
+    assert first == {"temperature": 3, "stop": "a b", **kept}
+    assert second == kept
+    assert Completing(api, {}, shows_stats=False)._command("/quit") is False
+
+
+def test_a_model_without_a_template_is_told_before_it_is_loaded() -> None:
+    folder = chat_model(2048).parent / "without-template"
+    if not folder.exists():
+        shutil.copytree(chat_model(2048), folder)
+        settings = json.loads((folder / "tokenizer_config.json").read_text())
+        del settings["chat_template"]
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+        (folder / "model.safetensors").write_bytes(b"")  # nobody is to look into it
+    for words in (["chat", str(folder), "-q", "x"], ["generate", str(folder), "--chat"]):
+        more = ["--prompt", "x"] if words[0] == "generate" else []
+        with pytest.raises(RequestError, match="no default chat template"):
+            COMMANDS[words[0]].run(COMMANDS[words[0]].parse([*words[1:], *more]))
+
+
+COMMANDS = {"chat": cli_chat, "generate": cli_generate}
 
 
 def test_values_of_set_may_have_blanks() -> None:

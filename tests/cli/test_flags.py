@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,12 +28,14 @@ class Args:
     extra: dict[str, Any] = field(default_factory=dict)
     stop: str | list[str] | tuple[str, ...] | None = None
     ids: list[int] | None = None
+    names: list[str] | None = None
+    which: dict[str, Any] | list[str] | None = None
 
 
 def _parse(*argv: str) -> dict[str, Any]:
     parser = Parser(prog="test")
-    parser.add_argument("model", nargs="?")
-    add_fields(parser, "args", Args, field_names(Args))
+    parser.add_argument("model", nargs="?", default=argparse.SUPPRESS)
+    add_fields(parser, "args", Args, field_names(Args), takes_many=("names",))
     return given(parser.parse(argv), field_names(Args))
 
 
@@ -54,9 +57,27 @@ def test_every_kind_of_field() -> None:
     }
 
 
+def test_several_words_behind_one_flag() -> None:
+    assert _parse("m", "--names", "a", "b", "--names", "c") == {"names": ["a", "b", "c"]}
+    assert _parse("--names", "a", "--names", "b") == {"names": ["a", "b"]}
+    assert _parse("--names", "a", "--share", "1", "m") == {"names": ["a"], "share": 1.0}
+
+
+def test_a_list_or_an_object() -> None:
+    for text, value in (
+        ('{"a": {"x": 1}}', {"a": {"x": 1}}),
+        ('["a", "b"]', ["a", "b"]),
+        ("a", ["a"]),
+    ):
+        assert _parse("--which", text) == {"which": value}
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
+        (["--names", "a", "m"], "--names takes all words that follow it, and none is left for"),
+        (["--which", "[1]"], "--which: must be a JSON list of strings, got '[1]'"),
+        (["--which", "["], "--which: must be a JSON object or list, but"),
         (["--max-ln", "3"], "unknown flag --max-ln; did you mean --max-len?"),
         (["--max_len", "3"], "unknown flag --max_len; did you mean --max-len?"),
         (["--max-ln=3"], "unknown flag --max-ln; did you mean --max-len?"),

@@ -422,9 +422,7 @@ def test_a_client_that_leaves_ends_its_request(stream: bool) -> None:
                     await asyncio.sleep(0.03)
                     request.cancel()
                     async with asyncio.timeout(3):
-                        while (
-                            engine.num_open or llm.stats().num_open or server.state.in_flight.now
-                        ):
+                        while engine.num_open or llm.stats().num_open or server.state.in_flight.now:
                             await asyncio.sleep(0.005)
             engine.paused = False
             assert (await server.post(COMPLETIONS, {"prompt": "x"})).status_code == 200

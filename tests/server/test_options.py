@@ -37,7 +37,7 @@ from pelton.server.options import check_server
         ("root_path", "/llm/", "not end with one"),
         ("chat_template_content_format", "openai", "Known: auto"),
         ("ssl_keyfile", "key.pem", "needs ssl_certfile"),
-        ("ssl_certfile", "/nowhere/cert.pem", "cannot be used"),
+        ("ssl_certfile", "/nowhere/cert.pem", "is no file"),
     ],
 )
 def test_wrong_options(field: str, value: Any, words: str) -> None:

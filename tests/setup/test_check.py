@@ -7,7 +7,7 @@ from compose.test_families import GRANITE
 from support.families import tiny_model
 
 from pelton.config.engine import EngineArgs
-from pelton.errors import ConfigError, UnsupportedError
+from pelton.errors import CheckpointError, ConfigError, UnsupportedError
 from pelton.setup.check import check
 from pelton.setup.refusals import REFUSALS
 from pelton.speculation.table import SPECULATORS
@@ -51,6 +51,35 @@ def test_a_folder(args):
     assert checked.checkpoint.load_format == "dummy"
 
 
+def test_where_defaults_of_sampling_come_from(args, folder, tmp_path):
+    own = {"temperature": 0.5, "eos_token_id": [2, 3]}
+    (Path(folder) / "generation_config.json").write_text(json.dumps(own))
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "generation_config.json").write_text(json.dumps({"top_p": 0.25, "eos_token_id": 7}))
+
+    def found(value):
+        generation = check(replace(args, generation_config=value)).generation
+        return generation.sampling, generation.eos_token_ids
+
+    assert found("auto") == ({"temperature": 0.5}, (2, 3))
+    # Where an answer ends is no matter of taste.
+    assert found("vllm") == found("none") == ({}, (2, 3))
+    assert found(str(other)) == ({"top_p": 0.25}, (7,))
+    (other / "generation_config.json").write_text("{}")
+    assert found(str(other)) == ({}, (2, 3))
+    (other / "generation_config.json").write_text('{"eos_token_id": 100}')
+    with pytest.raises(CheckpointError, match="eos_token_id"):
+        found(str(other))
+
+
+def test_defaults_of_sampling_beside_a_gguf_file(tmp_path):
+    (tmp_path / "generation_config.json").write_text('{"top_k": 7}')
+    generation = check(EngineArgs(generation_config=str(tmp_path))).generation
+    assert generation.sampling == {"top_k": 7}
+    assert generation.eos_token_ids == (2,)
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -88,6 +117,9 @@ def test_refusals(args, field, value):
         ("batch_invariant", "yes", "True or False"),
         ("chat_template", "", "non-empty string"),
         ("hf_overrides", [1], "dict with string keys"),
+        ("generation_config", "/no/such", "must be a folder that holds a generation_config.json"),
+        ("generation_config", "", '"auto", "vllm", "none" or a folder'),
+        ("generation_config", None, '"auto", "vllm", "none" or a folder'),
         ("hf_overrides", {"vocab": 1}, "Did you mean 'vocab_size'"),
         ("dtype", "bfloat", "Did you mean 'bfloat16'"),
         ("dtype", 16, "is not known"),
