@@ -25,6 +25,8 @@ from pelton.layers.mamba2 import Mamba2
 from pelton.layers.mlp import GatedMLP
 from pelton.layers.moe import SparseMLP
 from pelton.layers.parameter import Parameter
+from pelton.ops import lm_head_sample
+from pelton.ops.registry import bind
 
 
 class DecoderLayer:
@@ -62,6 +64,16 @@ class Decoder:
         tied = self.embedding.weight if config.tie_word_embeddings else None
         self.output = Head(build, config.vocab_size, config.hidden_size, tied)
         self.vocab_shard_size = len(self.output.weight.tensor)
+        self._head_signature = lm_head_sample.HeadSignature(
+            hidden_size=config.hidden_size,
+            vocab_size=self.vocab_shard_size,
+            dtype=build.dtype,
+            device_type=build.device.type,
+            norm_eps=config.rms_norm_eps,
+            logits_divisor=config.logits_divisor,
+            softcap=config.final_softcap,
+            batch_invariant=build.batch_invariant,
+        )
         # As the checkpoint's authors have it: rounded to the weights' type first.
         multiplier = torch.tensor(config.embedding_multiplier, dtype=build.dtype)
         self._embedding_multiplier = float(multiplier)
@@ -78,6 +90,14 @@ class Decoder:
         for layer in self.layers:
             layer.bind()
         self.output.bind()
+        self._draw = bind(
+            "lm_head_sample",
+            lm_head_sample.CANDIDATES,
+            self._head_signature,
+            head=self.head,
+            weight=self.output.weight.tensor,
+            norm_weight=self.norm.tensor,
+        )
 
     def kv_layers(self, block_size: int) -> list[LayerKV]:
         return [layer.mixer.kv_spec(block_size) for layer in self.layers]
@@ -123,3 +143,14 @@ class Decoder:
         softcap = self.config.final_softcap
         if softcap is not None:
             out.div_(softcap).tanh_().mul_(softcap)
+
+    def draw(
+        self,
+        hidden: torch.Tensor,
+        indices: torch.Tensor,
+        rows: lm_head_sample.DrawRows,
+        logits: torch.Tensor,
+        out_ids: torch.Tensor,
+        out_status: torch.Tensor,
+    ) -> None:
+        self._draw(len(indices), hidden, indices, rows, logits, out_ids, out_status)

@@ -12,6 +12,7 @@ from pelton.config.model import ModelConfig
 from pelton.core.kv.spec import LayerKV
 from pelton.layers.context import BuildContext, Communicator, StepContext, Widths
 from pelton.layers.parameter import Parameter
+from pelton.ops.lm_head_sample import DrawRows
 
 
 class Model(Protocol):
@@ -51,4 +52,16 @@ class Model(Protocol):
 
     def head(self, hidden: torch.Tensor, out: torch.Tensor) -> None:
         """hidden: [N, H], before the final norm -> out: [N, vocab_shard_size] logits."""
+        ...
+
+    def draw(
+        self,
+        hidden: torch.Tensor,
+        indices: torch.Tensor,
+        rows: DrawRows,
+        logits: torch.Tensor,
+        out_ids: torch.Tensor,
+        out_status: torch.Tensor,
+    ) -> None:
+        """The head and a draw in one, as ops/lm_head_sample says; for a rank with all logits."""
         ...

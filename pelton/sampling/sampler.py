@@ -10,9 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pelton.core.plan import ALL_MASKED, NAN_LOGITS, OK, PROCESSOR_FAILED, Int32Array
+from pelton.core.plan import PROCESSOR_FAILED, Int32Array
 from pelton.device.protocol import Device
 from pelton.ops.argmax import argmax
+from pelton.ops.lm_head_sample import DrawRows
+from pelton.ops.lm_head_sample.reference import judge
 from pelton.ops.logprobs import logprobs
 from pelton.ops.step_tensors import RowTensors
 from pelton.sampling.logits_source import LogitsSource
@@ -58,11 +60,14 @@ _CPU_TILE = 1 << 18
 class SamplePlan:
     """What the host knows of one step's sampling.
 
-    spans: cover rows 0:N. logprob_spans: half-open ranges of rows that asked.
+    is_plain: no row asks for more than a temperature: there are no spans then, and all is up to
+        ops/lm_head_sample.
+    spans: cover rows 0:N otherwise. logprob_spans: half-open ranges of rows that asked.
     logprob_width: the largest number of top log-probabilities that a row asked for.
     pool: the device's lists as this step finds them.
     """
 
+    is_plain: bool
     spans: tuple[Span, ...]
     logprob_spans: tuple[tuple[int, int], ...]
     logprob_width: int
@@ -70,7 +75,7 @@ class SamplePlan:
 
 
 # Of a step that is sampled already.
-NOTHING_PLANNED = SamplePlan((), (), 0, torch.empty(0, dtype=torch.int32))
+NOTHING_PLANNED = SamplePlan(True, (), (), 0, torch.empty(0, dtype=torch.int32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,12 +134,14 @@ class Sampler:
         """Whether the host has nothing to say about these rows: what is drawn follows from the
         device's row state alone."""
         rows = self._rows
-        return not rows.needs_np[slots].any() and bool((rows.num_logprobs_np[slots] < 0).all())
+        return not (
+            np.any(rows.needs_np[slots] & ~int(Need.RANDOM))
+            or np.any(rows.num_logprobs_np[slots] >= 0)
+        )
 
-    def plain_plan(self, num_rows: int) -> SamplePlan:
-        """Of any `num_rows` plain rows, padding included."""
-        span = Span(0, num_rows, Need(0), 1, 0, NO_LISTS, 0, ())
-        return SamplePlan((span,), (), 0, self._rows.lists.pool.tensor)
+    def plain_plan(self) -> SamplePlan:
+        """Of any plain rows, padding included."""
+        return SamplePlan(True, (), (), 0, self._rows.lists.pool.tensor)
 
     def plan(
         self, slots: Int32Array, max_positions: Int32Array, num_uncertain: int = 0
@@ -150,11 +157,15 @@ class Sampler:
         rows = self._rows
         pool = rows.lists.pool.tensor
         if not len(slots):
-            return SamplePlan((), (), 0, pool)
+            return self.plain_plan()
         is_past_min = max_positions - num_uncertain + 1 >= rows.min_len_np[slots]
         needs = np.where(
             is_past_min, rows.needs_np[slots] & ~int(Need.MIN_TOKENS), rows.needs_np[slots]
         )
+        num_logprobs = rows.num_logprobs_np[slots]
+        width = int(num_logprobs.max())
+        if width < 0 and not np.any(needs & ~int(Need.RANDOM)):
+            return self.plain_plan()
         if self._max_tile_rows is None:
             ranges = [(0, len(slots))]
         else:
@@ -163,17 +174,15 @@ class Sampler:
             self._span(start, stop, needs[start:stop], slots[start:stop], max_positions[start:stop])
             for start, stop in ranges
         )
-        num_logprobs = rows.num_logprobs_np[slots]
-        width = int(num_logprobs.max())
         if width < 0:
-            return SamplePlan(spans, (), 0, pool)
+            return SamplePlan(False, spans, (), 0, pool)
         asks = (num_logprobs >= 0).astype(np.int32)
         asking = tuple(
             (start, stop)
             for start, stop in _runs(asks, self._max_tile_rows or len(slots))
             if asks[start]
         )
-        return SamplePlan(spans, asking, width, pool)
+        return SamplePlan(False, spans, asking, width, pool)
 
     def _span(
         self,
@@ -215,6 +224,13 @@ class Sampler:
         positions: [N] int32, of each row's input token. The drawn token gets index position + 1,
             which is also what its noise is made of, together with the request's seed.
         """
+        if plan.is_plain:
+            rows = self._rows
+            temperature, seeds = rows.temperature.tensor[:, 0], rows.seed.tensor[:, 0]
+            of_rows = DrawRows(slots, positions, temperature, seeds)
+            n = len(slots)
+            source.draw(of_rows, out.token_ids[:n], out.status[:n])
+            return
         logits = source.logits()
         for span in plan.spans:
             self._sample(span, plan.pool, logits, slots, positions, out)
@@ -264,14 +280,11 @@ class Sampler:
                 if span.needs & needs:
                     stage(tile)
             failed_rows = tile.failed_rows
-        # NaN compares false. A mask may have hidden it, and temperature may have made it.
-        is_sound = (raw_max < torch.inf) & (out_max < torch.inf)
-        masked = torch.where(out_max == -torch.inf, ALL_MASKED, OK)
-        status = torch.where(is_sound, masked, NAN_LOGITS)
+        # The raw maximum too: a mask may have hidden a NaN.
+        judge(raw_max, out_max, out_ids, out.status[at])
         for row in failed_rows:
-            status[row] = PROCESSOR_FAILED
-        out.status[at].copy_(status)
-        out_ids.mul_(status == OK)
+            out.status[at][row] = PROCESSOR_FAILED
+            out_ids[row] = 0
 
 
 def _runs(

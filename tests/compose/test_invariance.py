@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.logits import hook_logits
 from support.plain import KINDS, greedy, logprobs_of, plain_tokens, seeded
 from support.tiny import TinyEngine, oracle_greedy, prompts_of, tiny_llama
 
@@ -49,13 +50,11 @@ def test_fixture_has_no_near_ties():
     engine = TinyEngine(
         tiny_llama(), attention_backend="reference", max_steps_in_flight=1, max_num_seqs=12
     )
-    head = engine.worker.model.head
 
-    def shaken(hidden: torch.Tensor, out: torch.Tensor) -> None:
-        head(hidden, out)
-        out.add_((torch.rand(out.shape, generator=generator) - 0.5) * 4e-4)
+    def shake(logits: torch.Tensor) -> None:
+        logits.add_((torch.rand(logits.shape, generator=generator) - 0.5) * 4e-4)
 
-    engine.worker.model.head = shaken  # type: ignore[method-assign]
+    hook_logits(engine.worker.model, shake)
     for _ in range(3):
         check_all(engine)
 

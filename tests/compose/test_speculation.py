@@ -10,6 +10,7 @@ import pytest
 from compose.test_invariance import to_largest, to_longer, to_next_power
 from support import plain
 from support.drafters import VOCAB, ScriptedDrafter
+from support.logits import hook_logits
 from support.plain import KINDS, greedy, logprobs_of, seeded
 from support.tiny import TinyEngine, prompts_of, tiny_llama
 
@@ -330,14 +331,12 @@ def test_bad_logits_end_only_their_request():
     engine = engine_with(3, "scripted", max_num_seqs=2)
     good = engine.add(PROMPTS[1], greedy(16), seed=1)
     bad = engine.add(PROMPTS[3], greedy(16), seed=3)
-    head = engine.worker.model.head
 
-    def poisoned(hidden: Any, out: Any) -> None:
-        head(hidden, out)
-        if len(out) == 8:  # two rows of 1 + 3: the second's third
-            out[6] = float("nan")
+    def poison(logits: Any) -> None:
+        if len(logits) == 8:  # two rows of 1 + 3: the second's third
+            logits[6] = float("nan")
 
-    engine.worker.model.head = poisoned  # type: ignore[method-assign]
+    hook_logits(engine.worker.model, poison)
     outcomes = engine.run()
     assert outcomes[bad].finish_reason == "error"
     assert "not finite" in str(outcomes[bad].error)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.logits import hook_logits
 from support.plain import greedy, plain_tokens
 from support.tiny import make_config, tiny_llama
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -290,14 +291,13 @@ def test_stop_ids(llm):
 
 def force(llm: LLM, token: int, call: int) -> None:
     """Make `token` the most likely of every row at that call of the head."""
-    head, calls = llm._worker.model.head, iter(range(10**9))
+    calls = iter(range(10**9))
 
-    def hooked(hidden: torch.Tensor, out: torch.Tensor) -> None:
-        head(hidden, out)
+    def change(logits: torch.Tensor) -> None:
         if next(calls) == call:
-            out[:, token] = 1e4
+            logits[:, token] = 1e4
 
-    llm._worker.model.head = hooked  # type: ignore[method-assign]
+    hook_logits(llm._worker.model, change)
 
 
 @pytest.mark.parametrize(
@@ -498,15 +498,13 @@ def inject(llm: LLM, stage: str, monkeypatch: Any) -> None:
             for hook in runner._add_hooks
         )
     elif stage == "head":
-        head = llm._worker.model.head
         calls = iter(range(10**9))
 
-        def hooked(hidden: torch.Tensor, out: torch.Tensor) -> None:
-            head(hidden, out)
+        def change(logits: torch.Tensor) -> None:
             if next(calls) == 3:
-                out[1] = torch.nan
+                logits[1] = torch.nan
 
-        llm._worker.model.head = hooked  # type: ignore[method-assign]
+        hook_logits(llm._worker.model, change)
     elif stage == "detokenizer":
         push = OutputText.push
 

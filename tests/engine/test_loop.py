@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.logits import hook_logits
 from support.plain import KINDS, greedy, plain_tokens, seeded
 from support.tiny import TinyEngine, prompts_of, tiny_llama
 
@@ -28,13 +29,8 @@ def small(device: str = "queued", **changes: Any) -> TinyEngine:
 
 def hook_head(engine: TinyEngine, change: Any) -> None:
     """change(logits [N, V], number of the call) after each head product."""
-    head, calls = engine.worker.model.head, iter(range(10**9))
-
-    def hooked(hidden: torch.Tensor, out: torch.Tensor) -> None:
-        head(hidden, out)
-        change(out, next(calls))
-
-    engine.worker.model.head = hooked  # type: ignore[method-assign]
+    calls = iter(range(10**9))
+    hook_logits(engine.worker.model, lambda logits: change(logits, next(calls)))
 
 
 def hook_results(engine: TinyEngine, change: Any) -> None:

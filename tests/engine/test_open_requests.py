@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import signal
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from engine.test_llm import TEXTS, ask, check_answers, expected, ids, make_llm, text_of
+from support.logits import hook_logits
 from support.plain import greedy, plain_tokens, seeded
 from support.tiny import VOCAB, TinyEngine, prompts_of, tiny_llama
 
@@ -293,7 +295,7 @@ def test_thousand_cancelled_requests():
 def poison(rig: Rig, victim: str) -> None:
     """NaN logits for one child, from its first step on."""
     head = rig.engine.worker._assembled.runner._head
-    sample, model_head = head._sample, rig.engine.worker.model.head
+    sample, model = head._sample, rig.engine.worker.model
     is_hit: list[bool] = []
 
     def hooked(plan: Any, source: Any, batch: Any, rows: Any, packed: Any) -> None:
@@ -301,13 +303,14 @@ def poison(rig: Rig, victim: str) -> None:
         at = [i for i, ref in enumerate(batch.refs) if slots[ref] == victim]
         starts = batch.num_logits_np.cumsum() - batch.num_logits_np
 
-        def spoilt(hidden: torch.Tensor, out: torch.Tensor) -> None:
-            model_head(hidden, out)
+        def change(logits: torch.Tensor) -> None:
             for i in at:
-                out[starts[i] : starts[i] + batch.num_logits_np[i]] = torch.nan
+                logits[starts[i] : starts[i] + batch.num_logits_np[i]] = torch.nan
                 is_hit.append(True)
 
-        sample(plan, replace(source, head=spoilt), batch, rows, packed)
+        spoilt = copy.copy(model)
+        hook_logits(spoilt, change)
+        sample(plan, replace(source, model=spoilt), batch, rows, packed)
 
     head._sample = hooked
     rig.is_hit = is_hit  # type: ignore[attr-defined]

@@ -13,6 +13,7 @@ import pytest
 from engine.test_async_llm import collect, run
 from engine.test_llm import TEXTS, make_llm, only_for
 from support.in_process import InProcessLink, in_process, is_clean
+from support.logits import hook_logits
 from support.plain import greedy, seeded
 
 from pelton import LLM, SamplingParams
@@ -154,15 +155,13 @@ def test_a_fault_in_the_engine_hurts_one_request(stage):
     async def main() -> None:
         served = in_process(llm)
         if stage == "head":
-            head = llm._worker.model.head
             calls = iter(range(10**9))
 
-            def hooked(hidden: Any, out: Any) -> None:
-                head(hidden, out)
+            def change(logits: Any) -> None:
                 if next(calls) == 3:
-                    out[1] = float("nan")
+                    logits[1] = float("nan")
 
-            llm._worker.model.head = hooked  # type: ignore[method-assign]
+            hook_logits(llm._worker.model, change)
         found = await asyncio.gather(
             *(collect(served, f"r{i}", greedy(), prompt=TEXTS[i]) for i in range(3)),
             return_exceptions=True,

@@ -127,7 +127,7 @@ def test_min_tokens_ends_at_the_right_position():
     logits[:, 2], logits[:, 9], logits[:, 20] = 3.0, 2.0, 1.0
     assert bench.run(logits, [0] * 4, [3, 4, 5, 6])[0] == [20, 20, 2, 2]
     bench.run(logits[:1], [0], [5])
-    assert not bench.plan.spans[0].needs
+    assert bench.plan.is_plain
 
 
 def test_a_reused_slot_leaks_nothing():
@@ -243,7 +243,7 @@ def test_logprobs_are_raw_and_only_of_rows_that_ask():
 
 
 def test_work_follows_need():
-    """A greedy batch has one span without needs and no log-probabilities; others are cut."""
+    """A greedy batch is plain; beside others its rows are one span without needs."""
     bench = Bench(tile_elements=2 * VOCAB)
     for slot in range(6):
         bench.add(slot, temperature=0.0)
@@ -251,11 +251,14 @@ def test_work_follows_need():
     bench.add(7, top_k=9)
     bench.add(8, top_k=7)
     plan = bench.sampler.plan(np.arange(6, dtype=np.int32), np.full(6, 9, np.int32))
-    assert [(s.start, s.stop, int(s.needs)) for s in plan.spans] == [(0, 6, 0)]
+    assert plan.is_plain
+    assert plan.spans == ()
     assert plan.logprob_spans == ()
     plan = bench.sampler.plan(np.arange(9, dtype=np.int32), np.full(9, 9, np.int32))
     assert [(s.start, s.stop) for s in plan.spans] == [(0, 6), (6, 8), (8, 9)]
     assert [s.num_candidates for s in plan.spans] == [1, 9, 7]
+    assert [int(s.needs) for s in plan.spans[:1]] == [0]
+    assert not plan.is_plain
     assert bench.sampler.plan(np.zeros(0, np.int32), np.zeros(0, np.int32)).spans == ()
 
 

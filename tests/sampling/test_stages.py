@@ -258,18 +258,17 @@ def test_lists_of_requests_in_flight_stay_while_others_come_and_go():
 
 
 def test_rows_that_ask_for_nothing_pay_nothing():
-    """No needs, no pool, no history: the plan of a greedy batch is one argmax; and a random one's
-    spans have none of these needs."""
+    """No needs, no pool, no history: a batch of greedy and random rows is plain."""
     bench = Bench()
     for slot in range(6):
         bench.add(slot, temperature=float(slot > 2), repetition_penalty=1, logit_bias={})
-    plan = bench.sampler.plan(np.arange(3, dtype=np.int32), np.full(3, 9, np.int32))
-    (span,) = plan.spans
-    assert span == sampler_module.Span(0, 3, sampler_module.Need(0), 1, 0)
+    plan = bench.sampler.plan(np.arange(6, dtype=np.int32), np.full(6, 9, np.int32))
+    assert plan.is_plain
+    assert plan.spans == ()
     assert len(plan.pool) == 0
-    plan = bench.sampler.plan(np.arange(3, 6, dtype=np.int32), np.full(3, 9, np.int32))
-    assert [s.needs for s in plan.spans] == [sampler_module.Need.RANDOM]
     bench.add(0, logit_bias={4: 1.0})
+    plan = bench.sampler.plan(np.arange(6, dtype=np.int32), np.full(6, 9, np.int32))
+    assert not plan.is_plain
     assert len(bench.rows.lists.pool.tensor) > 0
 
 

@@ -9,6 +9,7 @@ from support.batch import BatchRig
 from pelton.config.params import SamplingParams
 from pelton.core.plan import NewRow, SlotRef
 from pelton.device.cpu import CPUDevice
+from pelton.ops.lm_head_sample import reference as lm_head_sample
 from pelton.ops.step_tensors import NEXT_TOKENS
 from pelton.sampling.rows import SamplingRows
 from pelton.sampling.sampler import SampleOutput, Sampler
@@ -27,6 +28,9 @@ class GivenLogits:
 
     def logits(self):
         return self._logits
+
+    def draw(self, rows, out_ids, out_status):
+        lm_head_sample.draw(self._logits, rows, out_ids, out_status)
 
 
 class Bench:

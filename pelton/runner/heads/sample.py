@@ -110,14 +110,14 @@ class SampleHead:
     def launch_plain(self, batch: InputBatch, hidden: torch.Tensor) -> None:
         """Queue what follows the layers, from the head's product to the rows' advance, for any step
         of plain rows that has the shape of `batch`; what `run` then leaves out."""
-        self._launch(self._sampler.plain_plan(batch.num_logits), batch, hidden)
+        self._launch(self._sampler.plain_plan(), batch, hidden)
         self._launch_advance(batch)
 
     def _launch(self, plan: SamplePlan, batch: InputBatch, hidden: torch.Tensor) -> None:
         source = HeadLogits(
             hidden,
             batch.inputs.logits_indices,
-            self._model.head,
+            self._model,
             self._logits[: batch.num_logits],
         )
         packed = self._packed[: batch.descriptor.num_rows]

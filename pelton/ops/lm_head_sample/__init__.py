@@ -1,0 +1,59 @@
+"""lm_head_sample(hidden, indices, rows, logits, out_ids, out_status): from hidden states to tokens.
+
+For rows that ask for nothing but a temperature. Which rows are greedy stands on the device, so one
+recorded step serves greedy rows and random ones alike.
+
+hidden: [T, H], before the final norm, not changed. indices: [N] int64, the rows to sample, N >= 1.
+rows: DrawRows. logits: [N, V] of hidden's dtype, memory that a candidate may use or not; what it
+holds afterwards nobody may read. out_ids, out_status: [N] int32, written.
+
+    logits = head(rms_norm(hidden[indices]) @ weight.T), rounded to hidden's dtype
+    temperature 0:  the id of the largest logit, the lowest one on ties
+    else:           ops/gumbel_argmax of float32 logits / temperature
+
+Status: OK, NAN_LOGITS (a logit is NaN or +inf, or became so by the temperature) or ALL_MASKED (all
+are -inf), as in core/plan.py; unless OK the id is 0. Weights: weight [V, H], norm_weight [H], and
+`head`, the model's own way to its logits: head(hidden [N, H], out [N, V]).
+Tolerance: tokens equal to the reference's where the product's last bits are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from pelton.ops.registry import Candidate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadSignature:
+    """logits_divisor, softcap: what the model does to its logits after the product."""
+
+    hidden_size: int
+    vocab_size: int
+    dtype: torch.dtype
+    device_type: str
+    norm_eps: float
+    logits_divisor: float = 1.0
+    softcap: float | None = None
+    batch_invariant: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DrawRows:
+    """slots: [N] int64, each row's row of state. positions: [N] int32, of each row's input token;
+    the token to be drawn gets the next one. temperature [R] float32, 0 = greedy, and seeds [R]
+    int64: of every row of state."""
+
+    slots: torch.Tensor
+    positions: torch.Tensor
+    temperature: torch.Tensor
+    seeds: torch.Tensor
+
+
+def _takes_any(signature: HeadSignature) -> str | None:
+    return None
+
+
+CANDIDATES = (Candidate("composed", "pelton.ops.lm_head_sample.reference:composed", _takes_any),)

@@ -1,0 +1,116 @@
+"""The reference against the ops that it is made of, rows mixed; what it does not touch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from pelton.core.plan import ALL_MASKED, NAN_LOGITS, OK
+from pelton.ops import lm_head_sample
+from pelton.ops.gumbel_argmax.reference import gumbel_noise, row_keys, token_bits
+from pelton.ops.lm_head_sample import DrawRows, HeadSignature, reference
+from pelton.ops.registry import bind
+
+NUM_SLOTS = 9
+
+
+def make_rows(num_rows, *, temperatures=(0.0, 1.0, 0.4, 0.0, 2.5)):
+    """Rows of several slots, two of one slot among them; slots' state differs."""
+    slots = torch.arange(num_rows).mul_(4).remainder_(NUM_SLOTS)
+    choice = torch.tensor(temperatures)
+    return DrawRows(
+        slots=slots,
+        positions=torch.arange(3, 3 + num_rows, dtype=torch.int32),
+        temperature=choice[torch.arange(NUM_SLOTS) % len(choice)],
+        seeds=torch.arange(NUM_SLOTS) * 10**15 - 7,
+    )
+
+
+def expected(logits, rows):
+    """Row by row in float32 as the contract says -> ids."""
+    found = []
+    for row, (slot, position) in enumerate(zip(rows.slots.tolist(), rows.positions.tolist())):
+        scores = logits[row].float()
+        if rows.temperature[slot] > 0:
+            keys = row_keys(
+                rows.seeds[slot : slot + 1], torch.tensor([position + 1], dtype=torch.int32)
+            )
+            ids = torch.arange(len(scores), dtype=torch.int32)[None]
+            scores = scores / rows.temperature[slot] + gumbel_noise(token_bits(ids, *keys))[0]
+        found.append((scores == scores.max()).nonzero()[0].item())
+    return found
+
+
+def head_of(weight, norm_weight, eps):
+    def head(hidden, out):
+        torch.mm(F.rms_norm(hidden, hidden.shape[1:], norm_weight, eps), weight.t(), out=out)
+
+    return head
+
+
+def signature_of(weight, **changes):
+    return HeadSignature(
+        **{
+            "hidden_size": weight.shape[1],
+            "vocab_size": weight.shape[0],
+            "dtype": weight.dtype,
+            "device_type": weight.device.type,
+            "norm_eps": 1e-6,
+            **changes,
+        }
+    )
+
+
+@pytest.mark.parametrize("vocab", [1, 2, 513, 1031, 8193])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("tile", [1, 1 << 18])
+def test_the_bound_op_draws_what_the_contract_says(tile, dtype, vocab, monkeypatch):
+    monkeypatch.setitem(reference._TILE_ELEMENTS, "cpu", tile)
+    torch.manual_seed(0)
+    weight, norm_weight = torch.randn(vocab, 24).to(dtype), torch.rand(24).to(dtype)
+    hidden = torch.randn(30, 24).to(dtype)
+    head = head_of(weight, norm_weight, 1e-6)
+    op = bind(
+        "lm_head_sample",
+        lm_head_sample.CANDIDATES,
+        signature_of(weight),
+        head=head,
+        weight=weight,
+        norm_weight=norm_weight,
+    )
+    for num_rows, temperatures in ((1, (0.0,)), (17, (0.0,)), (17, (0.0, 1.0, 0.4)), (1, (0.7,))):
+        rows = make_rows(num_rows, temperatures=temperatures)
+        indices = torch.randperm(30)[:num_rows]
+        logits = torch.full((num_rows, vocab), torch.nan, dtype=dtype)
+        out_ids = torch.full((num_rows + 2,), -7, dtype=torch.int32)
+        status = out_ids.clone()
+        op(num_rows, hidden, indices, rows, logits, out_ids[:num_rows], status[:num_rows])
+        exact = torch.empty(num_rows, vocab, dtype=dtype)
+        head(hidden[indices], exact)
+        assert out_ids.tolist() == [*expected(exact, rows), -7, -7]
+        assert status.tolist() == [OK] * num_rows + [-7, -7]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8, 1e-38])
+@pytest.mark.parametrize("vocab", [2, 700, 1025])
+def test_broken_rows_are_told(vocab, temperature):
+    rows = make_rows(4, temperatures=(temperature,))
+    logits = 100 + torch.randn(4, vocab)
+    logits[1, vocab - 1] = torch.nan
+    logits[2, 0] = torch.inf
+    logits[3] = -torch.inf
+    out_ids, status = torch.full((2, 4), -7, dtype=torch.int32)
+    reference.draw(logits, rows, out_ids, status)
+    overflows = temperature == 1e-38  # logits / temperature are infinite: told, too
+    assert status.tolist() == [NAN_LOGITS if overflows else OK, NAN_LOGITS, NAN_LOGITS, ALL_MASKED]
+    assert out_ids[1:].tolist() == [0, 0, 0]
+    assert 0 <= out_ids[0] < vocab
+
+
+def test_ties_give_the_lowest_id():
+    logits = torch.zeros(2, 3000, dtype=torch.bfloat16)
+    logits[:, [7, 900, 2999]] = 5.0
+    out_ids, status = torch.full((2, 2), -7, dtype=torch.int32)
+    reference.draw(logits, make_rows(2, temperatures=(0.0,)), out_ids, status)
+    assert out_ids.tolist() == [7, 7]
