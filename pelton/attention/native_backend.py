@@ -7,7 +7,7 @@ import torch
 
 from pelton.attention.paged import PagedBackend
 from pelton.ops.paged_attention import NATIVE, AttentionSignature
-from pelton.ops.qkv_attention import bind_composed
+from pelton.ops.qkv_attention import STORE_NATIVE, bind_composed
 from pelton.ops.registry import BoundOp
 
 
@@ -16,4 +16,4 @@ class NativeBackend(PagedBackend):
     reads_past_end = True
 
     def bind(self, signature: AttentionSignature, **weights: torch.Tensor) -> BoundOp:
-        return bind_composed(NATIVE, signature, **weights)
+        return bind_composed(NATIVE, signature, STORE_NATIVE, **weights)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from support.codes import CODES, decoded
 
+from pelton.device.native.library import library
 from pelton.ops.paged_attention import (
     SDPA,
     AttentionMetadata,
@@ -16,7 +17,8 @@ from pelton.ops.paged_attention import (
     invariant,
     reference,
 )
-from pelton.ops.qkv_attention import bind_composed, compose
+from pelton.ops.qkv_attention import bind_composed, compose, cpu
+from pelton.ops.qkv_attention.reference import store_qkv
 from pelton.ops.registry import Kernel
 
 HEADS, KV_HEADS, DIM, SIZE = 4, 2, 16, 4
@@ -49,7 +51,7 @@ SIGNATURE = AttentionSignature(
 
 
 def run(qkv: torch.Tensor, kv: torch.Tensor, meta: AttentionMetadata, position: torch.Tensor):
-    kernel = compose(SIGNATURE, reference.paged_attention(SIGNATURE))
+    kernel = compose(SIGNATURE, reference.paged_attention(SIGNATURE), store_qkv(SIGNATURE))
     return run_kernel(kernel, qkv, kv, meta, position)
 
 
@@ -135,8 +137,8 @@ def test_query_and_key_heads_are_normed_before_rotation():
     pools, outs = [], []
     position = torch.arange(5) + 7
     for given, kernel in (
-        (qkv, compose(signature, attend, q_norm=q_norm, k_norm=k_norm)),
-        (normed, compose(SIGNATURE, attend)),
+        (qkv, compose(signature, attend, store_qkv(signature, q_norm, k_norm))),
+        (normed, compose(SIGNATURE, attend, store_qkv(SIGNATURE))),
     ):
         kv = torch.zeros((3, SIZE, 2, KV_HEADS, DIM), dtype=torch.float64)
         meta = metadata([4, 5, 6, 7, 8], [5], [5], [[1, 2]])
@@ -152,7 +154,7 @@ def test_a_chunk_reads_its_own_codes(code):
     chunk or several. Values are quantised unrotated."""
     torch.manual_seed(4)
     signature = replace(SIGNATURE, kv_codes=CODES[code])
-    kernel = compose(signature, invariant.paged_attention(signature))
+    kernel = compose(signature, invariant.paged_attention(signature), store_qkv(signature))
     qkv = torch.randn(9, (HEADS + 2 * KV_HEADS) * DIM, dtype=torch.float64)
     outs, pools = [], []
     for chunk in (9, 1, 4):
@@ -186,3 +188,48 @@ def test_a_bound_ladder_names_the_attention_that_runs():
     capped = bind_composed(SDPA, replace(SIGNATURE, softcap=5.0))
     sinks = bind_composed(SDPA, replace(SIGNATURE, has_sinks=True), sinks=torch.zeros(HEADS))
     assert (plain.names, capped.names, sinks.names) == (("sdpa",), ("masked",), ("masked",))
+
+
+@pytest.mark.skipif(library() is None, reason="no library of CPU kernels")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("is_normed", [False, True])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "rotary_dim"), [(9, 3, 64, 64), (2, 1, 20, 12), (1, 1, 136, 128)]
+)
+def test_the_native_store_is_the_reference(dtype, is_normed, heads, kv_heads, dim, rotary_dim):
+    """Few tokens on one thread, many on all; a slot below 0 is left out."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator).to(dtype)
+
+    signature = AttentionSignature(
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=dim,
+        scale=1.0,
+        dtype=dtype,
+        device_type="cpu",
+        qk_norm_eps=1e-2 if is_normed else None,
+    )
+    weights = [draw(dim).abs() + 0.5 for _ in range(2)] if is_normed else []
+    wide = replace(signature, dtype=torch.float64)
+    tolerance = 1e-5 if dtype == torch.float32 else 5e-2
+    for num_tokens in (0, 1, 5, 70):
+        qkv = draw(num_tokens, (heads + 2 * kv_heads) * dim + 7)[:, :-7]
+        cos, sin = draw(num_tokens, 1, rotary_dim), draw(num_tokens, 1, rotary_dim // 2)
+        cos = torch.cat([cos[..., : rotary_dim // 2]] * 2, -1)
+        slots = torch.randperm(100, generator=generator)[:num_tokens]
+        kv = torch.full((25, 4, 2, kv_heads, dim), torch.nan, dtype=dtype)
+        right_qkv, right_kv = qkv.double(), kv.double()
+        store_qkv(wide, *(weight.double() for weight in weights))(
+            right_qkv, cos.double(), sin.double(), right_kv, slots
+        )
+        if num_tokens:
+            right_kv.view(100, -1)[slots[0]] = torch.nan
+            slots[0] = -1
+        cpu.store_qkv(signature, *weights)(qkv, cos, sin, kv, slots)
+        torch.testing.assert_close(qkv.double(), right_qkv, rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(
+            kv.double(), right_kv, rtol=tolerance, atol=tolerance, equal_nan=True
+        )

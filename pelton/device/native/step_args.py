@@ -1,4 +1,4 @@
-"""The argument structures of steps.h, field by field."""
+"""The argument structures of steps.h and store.h, field by field."""
 
 from __future__ import annotations
 
@@ -59,6 +59,18 @@ class ZeroBlocksArgs(ctypes.Structure):
     _fields_ = _fields("pools block_bytes block_ids", "num_pools num_blocks")
 
 
+class StoreQKVArgs(ctypes.Structure):
+    _fields_ = (
+        *_fields(
+            "qkv cos sin q_norm k_norm kv kv_slots",
+            "num_tokens qkv_stride cos_stride sin_stride num_heads num_kv_heads head_dim "
+            "rotary_dim",
+        ),
+        ("norm_eps", ctypes.c_float),
+        ("is_bf16", ctypes.c_int32),
+    )
+
+
 ARGUMENTS: dict[str, type[ctypes.Structure]] = {
     "pelton_build_inputs": BuildInputsArgs,
     "pelton_advance": AdvanceArgs,
@@ -66,5 +78,6 @@ ARGUMENTS: dict[str, type[ctypes.Structure]] = {
     "pelton_take_rows": TakeRowsArgs,
     "pelton_staged_write": StagedWriteArgs,
     "pelton_zero_blocks": ZeroBlocksArgs,
+    "pelton_store_qkv": StoreQKVArgs,
 }
 """Of each function."""

@@ -77,7 +77,7 @@ def _takes_plain(signature: AttentionSignature) -> str | None:
     return "torch's fused attention has no sinks" if signature.has_sinks else None
 
 
-def _takes_native(signature: AttentionSignature) -> str | None:
+def takes_native(signature: AttentionSignature) -> str | None:
     if signature.device_type != "cpu":
         return "for the CPU"
     if signature.kv_codes is not None:
@@ -94,13 +94,13 @@ def _takes_half(signature: AttentionSignature) -> str | None:
 
 _PACKAGE = "pelton.ops.paged_attention"
 REFERENCE = (Candidate("reference", f"{_PACKAGE}.reference:paged_attention", _takes_any),)
-_NATIVE = Candidate("native", f"{_PACKAGE}.cpu:paged_attention", _takes_native)
+_NATIVE = Candidate("native", f"{_PACKAGE}.cpu:paged_attention", takes_native)
 NATIVE = (
     Candidate(
         "native+sdpa",
         f"{_PACKAGE}.cpu:with_fused_prefill",
         lambda signature: (
-            _takes_native(signature) or _takes_plain(signature) or _takes_half(signature)
+            takes_native(signature) or _takes_plain(signature) or _takes_half(signature)
         ),
     ),
     _NATIVE,

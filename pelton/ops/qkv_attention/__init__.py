@@ -12,40 +12,58 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 
-from pelton.ops.paged_attention import AttentionMetadata, AttentionSignature
-from pelton.ops.paged_attention.pages import writer
+from pelton.ops.paged_attention import AttentionMetadata, AttentionSignature, takes_native
 from pelton.ops.registry import BoundOp, Candidate, Kernel, bind
-from pelton.ops.rope import rope
-from pelton.ops.store_kv import store_kv
+
+
+def _stores_any(signature: AttentionSignature) -> str | None:
+    return None
+
+
+def _stores_native(signature: AttentionSignature) -> str | None:
+    if signature.head_dim > 512:
+        return "heads of more than 512 elements"
+    return takes_native(signature)
+
+
+STORE_REFERENCE = (
+    Candidate("reference", "pelton.ops.qkv_attention.reference:store_qkv", _stores_any),
+)
+STORE_NATIVE = (
+    Candidate("native", "pelton.ops.qkv_attention.cpu:store_qkv", _stores_native),
+    *STORE_REFERENCE,
+)
+"""store_qkv(qkv, cos, sin, kv, kv_slots): norms, rope, and keys and values into their slots. The
+reference wants slots >= 0; the native kernel leaves out tokens whose slot is below 0."""
 
 
 def bind_composed(
-    candidates: Sequence[Candidate], signature: AttentionSignature, **weights: torch.Tensor
+    candidates: Sequence[Candidate],
+    signature: AttentionSignature,
+    stores: Sequence[Candidate] = STORE_REFERENCE,
+    /,
+    **weights: torch.Tensor,
 ) -> BoundOp:
     """The default over the first of paged_attention's `candidates` that takes the signature; its
     name is the ladder's. Raises UnsupportedError when none does."""
     sinks = {"sinks": weights.pop("sinks")} if signature.has_sinks else {}
     attend = bind("paged_attention", candidates, signature, **sinks)
+    store = bind("store_qkv", stores, signature, **weights)
 
     def attend_rows(query: torch.Tensor, *rest: object) -> None:
         attend(query.shape[0], query, *rest)
 
-    return BoundOp([(None, compose(signature, attend_rows, **weights))], attend.names)
+    def store_rows(qkv: torch.Tensor, *rest: object) -> None:
+        store(qkv.shape[0], qkv, *rest)
+
+    return BoundOp([(None, compose(signature, attend_rows, store_rows))], attend.names)
 
 
-def compose(
-    signature: AttentionSignature,
-    attend: Kernel,
-    q_norm: torch.Tensor | None = None,
-    k_norm: torch.Tensor | None = None,
-) -> Kernel:
-    """The default: `attend` is a paged_attention kernel of the same signature."""
-    num_heads, num_kv_heads = signature.num_heads, signature.num_kv_heads
-    head_dim = signature.head_dim
-    query_width = num_heads * head_dim
-    stored = writer(signature)
+def compose(signature: AttentionSignature, attend: Kernel, store: Kernel) -> Kernel:
+    """The default: `attend` is a paged_attention kernel of the same signature, `store` one of
+    store_qkv."""
+    num_heads, head_dim = signature.num_heads, signature.head_dim
 
     def kernel(
         qkv: torch.Tensor,
@@ -55,14 +73,9 @@ def compose(
         meta: AttentionMetadata,
         out: torch.Tensor,
     ) -> None:
-        heads = qkv.view(qkv.shape[0], num_heads + 2 * num_kv_heads, head_dim)
-        if q_norm is not None:
-            query, key = heads[:, :num_heads], heads[:, num_heads : num_heads + num_kv_heads]
-            query.copy_(F.rms_norm(query, (head_dim,), q_norm, signature.qk_norm_eps))
-            key.copy_(F.rms_norm(key, (head_dim,), k_norm, signature.qk_norm_eps))
-        rope(heads[:, : num_heads + num_kv_heads], cos, sin)
-        tokens = stored(qkv[:, query_width:])
-        store_kv(tokens, kv.view(-1, tokens.shape[1]), meta.kv_slots)
-        attend(heads[:, :num_heads], kv, meta, out.view(out.shape[0], num_heads, head_dim))
+        store(qkv, cos, sin, kv, meta.kv_slots)
+        num_tokens = qkv.shape[0]
+        query = qkv[:, : num_heads * head_dim].view(num_tokens, num_heads, head_dim)
+        attend(query, kv, meta, out.view(num_tokens, num_heads, head_dim))
 
     return kernel
