@@ -100,6 +100,8 @@ def _load(path: str, level: str) -> Library:
     functions.pelton_set_num_threads.argtypes = [ctypes.c_int]
     functions.pelton_linear.argtypes = [ctypes.POINTER(LinearArgs)]
     functions.pelton_attention.argtypes = [ctypes.POINTER(AttentionArgs)]
+    functions.pelton_replay.restype = _INT64
+    functions.pelton_replay.argtypes = [_POINTER, _INT64]
     for name, arguments in ARGUMENTS.items():
         getattr(functions, name).argtypes = [ctypes.POINTER(arguments)]
     for name in ("pelton_pack_bf16", "pelton_pack_f32"):
