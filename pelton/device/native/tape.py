@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pelton.device.native.calls import recording
@@ -28,6 +29,7 @@ Launch = tuple[Callable[..., object], tuple[Any, ...]]
 _FACTORIES = frozenset(
     {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty"}
 )
+_LOOKS = frozenset({"tolist", "numpy", "__array__", "__dlpack__", "__repr__"})
 
 
 class _KernelCall(ctypes.Structure):
@@ -40,19 +42,18 @@ class _TorchWork(Exception):
     """A launch asked torch for more than views and memory."""
 
 
-class _NoTorchWork(TorchDispatchMode):
+class _NoTorchWork(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Lets views and fresh memory pass. fresh: the tensors of such memory."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.fresh: list[Any] = []
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        is_view = any(
-            value.alias_info and not value.alias_info.is_write for value in _returns(func)
-        )
+        aliases = [value.alias_info for value in func._schema.returns]
+        is_view = any(alias and not alias.is_write for alias in aliases)
         if not is_view and func._schema.name not in _FACTORIES:
             raise _TorchWork(func._schema.name)
         result = func(*args, **(kwargs or {}))
@@ -61,8 +62,15 @@ class _NoTorchWork(TorchDispatchMode):
         return result
 
 
-def _returns(func: Any) -> Any:
-    return func._schema.returns
+class _NoLook(TorchFunctionMode):
+    """Against ways to a tensor's values that no operator stands in."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if getattr(func, "__name__", "") in _LOOKS:
+            raise _TorchWork(func.__name__)
+        return func(*args, **(kwargs or {}))
 
 
 class Segment:
@@ -146,7 +154,7 @@ def _traced(
     """The calls that a launch is, or None if it is more than that."""
     segment, watch = Segment(library.functions.pelton_replay), _NoTorchWork()
     try:
-        with torch.inference_mode(), recording(segment), watch:
+        with torch.inference_mode(), recording(segment), watch, _NoLook():
             kernel(*args)
     except Exception:
         return None
