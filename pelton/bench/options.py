@@ -20,12 +20,15 @@ class BenchOptions:
     num_iters: measured iterations.
     num_iters_warmup: iterations before them, not counted.
     baseline: alternate with a plain eager PyTorch loop over the same weights (>= 5 iterations).
+    model_shape: random weights of a well-known shape, instead of a model: a name from
+        bench/shapes.py, such as qwen3-8b.
     json: file for everything measured.
     """
 
     num_iters: int = 5
     num_iters_warmup: int = 1
     baseline: bool = False
+    model_shape: str | None = None
     json: str | None = None
 
     def __post_init__(self) -> None:

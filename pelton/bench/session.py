@@ -10,6 +10,7 @@ import torch
 
 from pelton.bench import cost, machine, measure, report, weights
 from pelton.bench.options import BenchOptions
+from pelton.bench.shapes import with_shape
 from pelton.config.engine import EngineArgs, EngineConfig
 from pelton.engine.llm import LLM
 
@@ -28,6 +29,7 @@ class Session:
 def open_session(args: EngineArgs, options: BenchOptions) -> Session:
     """Loads what is to be measured, measures the ceilings and prints the circumstances."""
     report.check_writable(options.json)
+    args = with_shape(args, options.model_shape)
     llm = LLM(**{field.name: getattr(args, field.name) for field in dataclasses.fields(args)})
     config: EngineConfig = llm.config
     sides: list[measure.Side] = [measure.EngineSide(llm)]

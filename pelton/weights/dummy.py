@@ -7,7 +7,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Self
 
-import numpy as np
 import torch
 
 from pelton.checkpoint.name_map import NameRules, Rule
@@ -15,19 +14,22 @@ from pelton.checkpoint.source import Checkpoint
 from pelton.layers.parameter import Parameter
 
 _STD = 0.02  # transformers' initializer_range
-_PER_BLOCK = 16  # 16-bit values in one of Philox's 256-bit outputs
+_WORD = 2**32
 
 
 class DummySource:
     """As if a checkpoint named by `rules` held exactly what `parameters` want.
 
     A value depends on seed, tensor name and position alone, so every rank cuts its share from the
-    same full tensor. Weights are uniform with standard deviation 0.02, vectors that scale a norm
-    are 1. Generator: Philox 4x64 (Salmon et al., SC 2011), which can start anywhere.
+    same full tensor, and the values are made where the parameters lie, the same on every device.
+    Weights are uniform with standard deviation 0.02, vectors that scale a norm are 1. Generator: a
+    hash of the position, "lowbias32" of Chris Wellons (nullprogram.com, 2018), all in int32.
     """
 
     def __init__(self, parameters: Mapping[str, Parameter], rules: NameRules, seed: int) -> None:
         self._seed = seed
+        devices = {parameter.tensor.device for parameter in parameters.values()}
+        self._device = devices.pop() if len(devices) == 1 else torch.device("cpu")
         self._shapes: dict[str, tuple[int, ...]] = {}
         # Where rules name two ways to store a part, the checkpoint has the first.
         taken: set[tuple[str, str | None]] = set()
@@ -70,22 +72,43 @@ class DummySource:
         if dim != 0:
             return self.read(name, 0, 0, shape[0]).narrow(dim, start, size)
         if len(shape) == 1 and name.endswith(".weight"):
-            return torch.ones(size)
+            return torch.ones(size, device=self._device)
         row = math.prod(shape[1:])
         return self._values(name, start * row, size * row).view(size, *shape[1:])
 
     def _values(self, name: str, first: int, count: int) -> torch.Tensor:
         """float32 values first:first+count of the flattened tensor."""
         digest = hashlib.sha256(f"{self._seed} {name}".encode()).digest()
-        generator = np.random.Philox(key=int.from_bytes(digest[:16], "little"))
-        block, skipped = divmod(first, _PER_BLOCK)
-        generator.advance(block)
-        num_blocks = -(-(skipped + count) // _PER_BLOCK)
-        raw = generator.random_raw(4 * num_blocks).astype("<u8").view("<u2")
-        values = raw[skipped : skipped + count].astype(np.float32)
-        values -= 32767.5
-        values *= _STD * math.sqrt(12) / 65536
-        return torch.from_numpy(values)
+        key, low = int.from_bytes(digest[:8], "little"), first % _WORD
+        pieces = []
+        # Where the position's lower word begins again, the key is another.
+        for start, stop in ((low, min(low + count, _WORD)), (0, low + count - _WORD)):
+            if stop > start:
+                word = (key + first // _WORD + len(pieces)) % _WORD
+                pieces.append(_hashed(start, stop, word, self._device))
+        bits = torch.cat(pieces) if len(pieces) > 1 else pieces[0]
+        values = bits.bitwise_right_shift_(8).bitwise_and_(0xFFFFFF).to(torch.float32)
+        return values.sub_(0x7FFFFF).mul_(_STD * math.sqrt(12) / 2**24)
+
+
+def _hashed(start: int, stop: int, key: int, device: torch.device) -> torch.Tensor:
+    """int32 of the positions start:stop, wrapped; at most 2**32 of them."""
+    x = torch.arange(stop - start, dtype=torch.int32, device=device)
+    x.add_(_int32(start)).bitwise_xor_(_int32(key * 0x9E3779B1))
+    # A shift of int32 brings copies of the sign: the mask takes them away.
+    scratch = torch.empty_like(x)
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, None)):
+        torch.bitwise_right_shift(x, shift, out=scratch)
+        x.bitwise_xor_(scratch.bitwise_and_((1 << (32 - shift)) - 1))
+        if factor is not None:
+            x.mul_(_int32(factor))
+    return x
+
+
+def _int32(number: int) -> int:
+    """The same 32 bits as a signed number."""
+    number %= _WORD
+    return number - _WORD if number >= _WORD // 2 else number
 
 
 def _layers(pattern: str, parameters: Mapping[str, Parameter]) -> list[str]:

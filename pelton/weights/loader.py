@@ -16,6 +16,8 @@ from pelton.weights.source import WeightSource
 # Large tensors are converted in runs of rows of about this many elements, so that the float32
 # values between file and parameter stay in the CPU's cache and need no memory of their own.
 _CHUNK = 512 * 1024
+# On a device where each call costs a launch.
+_DEVICE_CHUNK = 64 * 1024 * 1024
 _SHOWN = 8
 
 
@@ -200,7 +202,8 @@ def _fill(parameter: Parameter, copy: _Copy, source: WeightSource, head_dim: int
     assert part.start % unit == 0, "a cut inside a head"
     assert part.size % unit == 0, "a cut inside a head"
     row = math.prod(part.source_shape[1:])
-    step = max(_CHUNK // max(row * unit, 1), 1) * unit
+    chunk = _CHUNK if out.device.type == "cpu" else _DEVICE_CHUNK
+    step = max(chunk // max(row * unit, 1), 1) * unit
     for first in range(0, part.size, step):
         rows = min(step, part.size - first)
         values = source.read(copy.source, 0, copy.first + part.start + first, rows)

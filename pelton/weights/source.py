@@ -41,7 +41,8 @@ class WeightSource(Protocol):
     def read(self, name: str, dim: int, start: int, size: int) -> torch.Tensor:
         """Elements start:start+size along `dim`, all of the other dimension.
 
-        Returns a floating-point CPU tensor, for reading only: it may be the file's own memory.
+        Returns a floating-point tensor, for reading only: it may be the file's own memory. It lies
+        in host memory, or where the parameters do.
         Raises UnsupportedError naming tensor and type when the stored type is not implemented.
         """
         ...
