@@ -147,6 +147,17 @@ class StepPlan:
         return int(self.num_scheduled_tokens.sum())
 
 
+# Nothing happens in it.
+EMPTY_PLAN = StepPlan(
+    step=-1,
+    refs=[],
+    num_scheduled_tokens=np.zeros(0, np.int32),
+    num_drafts=np.zeros(0, np.int32),
+    num_computed_bound=np.zeros(0, np.int32),
+    samples=np.zeros(0, np.bool_),
+)
+
+
 @dataclass(slots=True, kw_only=True)
 class LogprobRows:
     """Log-probabilities of sampled or of prompt tokens; N rows, row-major by batch row.

@@ -105,6 +105,14 @@ class EagerExecutor:
         stage.begin(prepared.batch, prepared.ctx)
         self._device.launch(self._model.run_layers, stage.lo, stage.hi, prepared.ctx, (), ())
 
+    def unrecorded(self) -> list[tuple[Descriptor, bool]]:
+        return []
+
+    def warm(self, shape: Descriptor, is_sampled: bool) -> None:
+        raise AssertionError("nothing of an eager executor is recorded")
+
+    record = warm
+
     def finish(self, prepared: Prepared) -> torch.Tensor:
         """hidden: [T, H] as executed; valid in queue order."""
         self._stage.end(prepared.ctx)

@@ -27,6 +27,17 @@ class Executor(Protocol):
 
     def run(self, prepared: Any) -> None: ...
 
+    def unrecorded(self) -> list[tuple[Descriptor, bool]]:
+        """Shapes that `record` is to be called for before they are replayed; whether with the
+        head."""
+        ...
+
+    def warm(self, shape: Descriptor, is_sampled: bool) -> None:
+        """Queue what a recording of the shape would hold."""
+        ...
+
+    def record(self, shape: Descriptor, is_sampled: bool) -> object: ...
+
     def finish(self, prepared: Any) -> torch.Tensor:
         """hidden: [T, H] as executed; valid in queue order."""
         ...

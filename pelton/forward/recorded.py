@@ -104,6 +104,17 @@ class RecordedExecutor:
             self._steps[key] = RecordedStep(recording, hidden[-1], is_sampled)
         return self._steps[key]
 
+    def unrecorded(self) -> list[tuple[Descriptor, bool]]:
+        """What of the ladder is not recorded yet, small shapes first, those with a head before all
+        others."""
+        shapes = list(self._ladder.shapes())
+        keys = [(shape, is_sampled) for is_sampled in (True, False) for shape in shapes]
+        return [key for key in keys if key not in self._steps]
+
+    def warm(self, shape: Descriptor, is_sampled: bool) -> None:
+        """Queue what a recording of the shape would hold."""
+        self._launch(self._blank(shape), is_sampled)
+
     def _launch(self, batch: InputBatch, is_sampled: bool) -> torch.Tensor:
         prepared = self._eager.prepare(batch)
         self._eager.run(prepared)

@@ -63,6 +63,7 @@ class Assembled:
     reserved_slot: int
     states: RecurrentStates
     offload: KVOffload
+    executor: Executor
 
 
 def attention_backend(config: EngineConfig) -> AttentionBackend:
@@ -224,14 +225,15 @@ def assemble(
             if place is None or place.previous is None
             else place.previous.send_sampled,
         )
-        if not config.graphs.is_eager and place is None:
+        can_record = device.records_when_asked or (backend.refreshes_in_place and not has_states)
+        if not config.graphs.is_eager and can_record and place is None:
             executor = RecordedExecutor(
                 device,
                 eager,
                 sample_head,
                 Ladder(
                     graphs=config.graphs,
-                    query_lens=tuple(range(1, 2 + num_drafts)),
+                    query_lens=_uniform_lengths(device, num_drafts),
                     max_rows=max_rows,
                     max_tokens=max_tokens,
                     max_seq_len=config.max_model_len,
@@ -253,7 +255,15 @@ def assemble(
         reserved_slot=rows.reserved_slot,
         states=states,
         offload=offload,
+        executor=executor,
     )
+
+
+def _uniform_lengths(device: Device, num_drafts: int) -> tuple[int, ...]:
+    """With fewer drafts than K in every row a step is rare: not worth a ladder where it costs."""
+    if device.records_when_asked:
+        return tuple(range(1, 2 + num_drafts))
+    return tuple(sorted({1, 1 + num_drafts}))
 
 
 def _stage(device: Device, model: Model, place: PipelinePlace | None) -> Stage:

@@ -9,7 +9,8 @@ from pelton.batch.builder import BatchBuilder
 from pelton.batch.participant import StepParticipant, overridden
 from pelton.batch.row_state import RowState
 from pelton.batch.staged import Staging
-from pelton.core.plan import SlotRef, StepPlan
+from pelton.core.plan import EMPTY_PLAN, SlotRef, StepPlan
+from pelton.forward.eager import as_live
 from pelton.forward.executor import Executor
 from pelton.forward.in_flight import Final, InFlight, Nothing, Sent
 from pelton.runner.heads.protocol import Head, StepOutcome
@@ -82,6 +83,13 @@ class ModelRunner:
             return self._head.run(in_flight)
         finally:
             in_flight.staged.release()
+
+    def rest(self) -> None:
+        """Publish a step without rows: what is launched until the next step is padding alone."""
+        staged = self._staging.begin()
+        self._builder.describe(EMPTY_PLAN, staged, as_live)
+        self._staging.flush(staged)
+        staged.release()
 
     def close(self) -> None:
         for hook in self._close_hooks:

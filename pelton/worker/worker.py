@@ -22,6 +22,7 @@ from pelton.layers.context import BuildContext
 from pelton.models.protocol import Model
 from pelton.models.table import MODELS
 from pelton.runner.assemble import assemble, attention_backend
+from pelton.runner.capture import record_all
 from pelton.runner.heads.protocol import StepOutcome
 from pelton.runner.synthetic import time_prompt, warm_up
 from pelton.weights.loader import load_weights
@@ -99,6 +100,10 @@ class Worker:
                 max_tokens=max_tokens,
             )
             self.phases["warm up"] = time.perf_counter() - started
+            if not self.device.records_when_asked:
+                report = record_all(self.device, self._assembled.runner, self._assembled.executor)
+                if report.num_recorded:
+                    self.phases["record"] = report.seconds
             self.move_costs = move_costs or MoveCosts()
             if config.cache.num_host_pages and move_costs is None:
                 started = time.perf_counter()
