@@ -1,0 +1,66 @@
+"""Recording the whole ladder ahead, as a GPU needs it; here with tapes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.plain import greedy, plain_tokens
+from support.tiny import TinyEngine, prompts_of, tiny_llama
+
+from pelton.config.graphs import GraphsConfig
+from pelton.core.descriptor import Descriptor
+from pelton.device.cpu import CPUDevice
+from pelton.device.fake import FakeDevice
+from pelton.runner.capture import record_all
+
+GRAPHS = GraphsConfig(decode_sizes=(1, 2, 4), token_sizes=(16, 64))
+PROMPTS = prompts_of([1, 7, 30, 16], seed=5)
+
+
+@pytest.mark.parametrize("device", ["cpu", "fake"])
+def test_the_ladder_is_recorded_without_touching_a_row(device):
+    engine = TinyEngine(tiny_llama(), device=device, graphs=GRAPHS)
+    names = [engine.add(prompt) for prompt in PROMPTS]
+    for _ in range(4):
+        engine.step()
+    with torch.inference_mode():
+        assembled = engine.worker._assembled
+        report = record_all(engine.device, assembled.runner, assembled.executor)
+    assert report.num_recorded > 0
+    assert not assembled.executor.unrecorded()
+    outcomes = engine.run()
+    for name, prompt in zip(names, PROMPTS):
+        assert outcomes[name].token_ids == plain_tokens(prompt, greedy())
+
+
+class Ahead(CPUDevice):
+    """Records as a GPU does: never in the midst of work."""
+
+    records_when_asked = False
+
+
+class AheadFake(FakeDevice):
+    records_when_asked = False
+
+
+@pytest.mark.parametrize("kind", [Ahead, AheadFake])
+def test_what_is_not_recorded_runs_eagerly(kind, monkeypatch):
+    """A backend that a graph cannot hold records nothing; one that it can has the whole ladder
+    before the first step, and nothing is recorded later."""
+    from pelton.attention.invariant_backend import InvariantBackend
+
+    engines = {}
+    for in_place in (False, True):
+        monkeypatch.setattr(InvariantBackend, "refreshes_in_place", in_place)
+        monkeypatch.setattr("support.tiny.make_device", lambda name: kind())
+        engine = TinyEngine(tiny_llama(), graphs=GRAPHS, attention_backend="invariant")
+        monkeypatch.setattr(engine.device, "record", None)
+        engines[in_place] = engine
+        assert engine.generate(PROMPTS) == [plain_tokens(p, greedy()) for p in PROMPTS]
+        assert ("record" in engine.worker.phases) == in_place
+    executor = engines[True].worker._assembled.executor
+    assert executor.num_replayed > 10
+    live = Descriptor(
+        num_tokens=65, num_rows=1, uniform_query_len=0, max_query_len=65, max_seq_len=65
+    )
+    assert executor.choose(live) == live
