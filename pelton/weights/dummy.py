@@ -80,7 +80,7 @@ class DummySource:
         """float32 values first:first+count of the flattened tensor."""
         digest = hashlib.sha256(f"{self._seed} {name}".encode()).digest()
         key, low = int.from_bytes(digest[:8], "little"), first % _WORD
-        pieces = []
+        pieces: list[torch.Tensor] = []
         # Where the position's lower word begins again, the key is another.
         for start, stop in ((low, min(low + count, _WORD)), (0, low + count - _WORD)):
             if stop > start:
