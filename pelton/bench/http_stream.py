@@ -144,15 +144,15 @@ class _Connection:
         else:
             if self._rest:
                 yield self._rest
-            while piece := await self._reader.read(_PIECE):
+            while piece := await self._read(may_end=True):
                 yield piece
 
-    async def _read(self) -> bytes:
+    async def _read(self, *, may_end: bool = False) -> bytes:
         try:
             data = await self._reader.read(_PIECE)
         except OSError as error:
             raise EngineError(f"the answer broke off: {reason_of(error)}.") from None
-        if not data:
+        if not data and not may_end:
             raise EngineError("the answer broke off.")
         return data
 

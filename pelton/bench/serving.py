@@ -6,9 +6,11 @@ import asyncio
 import dataclasses
 import json
 import time
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +105,7 @@ async def _server_facts(client: HttpClient, options: ServingOptions) -> dict[str
     async with client.request("GET", "/version") as response:
         text = await response.read()
         if response.status == 200:
-            version = text.decode("utf-8", "replace")[:200]
+            version = _version(text)
     return {"url": options.url, "model": model, "version": version}
 
 
@@ -128,7 +130,7 @@ async def _find_way(client: HttpClient, options: ServingOptions, asked: Asked, m
         error = error or outcome.error
     if options.tokenizer is not None:
         tokenizer = load_tokenizer(Path(options.tokenizer).expanduser())
-        return _Way("by the tokenizer, of each chunk's text", model, None, tokenizer)
+        return _Way("by the tokenizer, of the whole text", model, None, tokenizer)
     if error:
         raise EngineError(error)
     raise ConfigError(f"{options.url} does not count tokens (usage); give --tokenizer FOLDER.")
@@ -187,65 +189,99 @@ async def _send(
     return counter.usage_came
 
 
+@dataclass(slots=True)
+class _Piece:
+    """A chunk with choices. total: tokens so far by its usage, None without one."""
+
+    time: float
+    text: str
+    is_shown: bool
+    total: int | None
+
+
 class _Counter:
     """Tokens of the chunks of an answer."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
-        self._chunks: list[tuple[float, int]] = []
-        self._is_counted: list[bool] = []
-        self._num_tokens = 0
+        self._pieces: list[_Piece] = []
         self._usage: dict[str, Any] = {}
         self._error = ""
-        self._is_done = False
-        self.usage_came = ""
+        self._has_ended = False
+        self._num_events = 0
 
     def take(self, now: float, event: bytes) -> None:
+        self._num_events += 1
         if event == b"[DONE]":
-            self._is_done = True
+            self._has_ended = True
             return
         try:
             chunk = json.loads(event)
         except ValueError:
             self._error = f"an event is no JSON: {event[:100]!r}"
             return
-        if "error" in chunk:
+        if not isinstance(chunk, dict) or "error" in chunk:
             self._error = _sentence(event)
             return
         usage = chunk.get("usage")
         if usage:
             self._usage = usage
-        choices = chunk.get("choices") or ()
+        choices = chunk.get("choices")
         if not choices:
-            self.usage_came = self.usage_came or ("end" if usage else "")
             return
-        count = 0
-        if usage:
-            self.usage_came = "each"
-            total = int(usage.get("completion_tokens", 0))
-            count, self._num_tokens = total - self._num_tokens, total
-        else:
-            text = "".join(_text(choice) for choice in choices)
-            if text and self._tokenizer is not None:
-                count = len(self._tokenizer.encode(text, add_special_tokens=False))
-            elif text or any(choice.get("finish_reason") for choice in choices):
-                count = 1
-        self._chunks.append((now, count))
+        text = "".join(map(_text, choices))
+        is_last = any(choice.get("finish_reason") for choice in choices)
+        # Not every server says so in another way.
+        self._has_ended = self._has_ended or is_last
+        total = int(usage.get("completion_tokens", 0)) if usage else None
+        self._pieces.append(_Piece(now, text, bool(text) or is_last, total))
+
+    @property
+    def usage_came(self) -> str:
+        """With "each" chunk, at the "end" or, in the last chunk with text, as good as that; ""."""
+        if not self._usage:
+            return ""
+        shown = [piece for piece in self._pieces if piece.is_shown]
+        return "each" if all(piece.total is not None for piece in shown) and shown else "end"
 
     def finish(self, outcome: Outcome) -> float:
         """Fills `outcome` and returns when the last chunk came."""
-        if not self._is_done and not self._error:
+        if not self._error and not self._num_events:
+            self._error = "the answer is no stream of events"
+        elif not self._error and not self._has_ended:
             self._error = "the stream ended without [DONE]"
-        total = int(self._usage.get("completion_tokens", 0))
-        chunks = self._chunks
-        if self.usage_came == "end":
-            chunks = _spread(chunks, total)
-        outcome.chunks = chunks
+        outcome.chunks = self._chunks()
         outcome.num_prompt_tokens = int(self._usage.get("prompt_tokens", 0))
         if not self._error and outcome.num_tokens == 0:
             self._error = "an answer without tokens"
         outcome.error = self._error
-        return chunks[-1][0] if chunks else outcome.end
+        return self._pieces[-1].time if self._pieces else outcome.end
+
+    def _chunks(self) -> list[tuple[float, int]]:
+        came = self.usage_came
+        if came == "each":
+            totals = [piece.total or 0 for piece in self._pieces]
+            before = [0, *accumulate(totals, max)]
+            counts = [max(total - old, 0) for total, old in zip(totals, before)]
+        elif came == "end":
+            shown = [(piece.time, int(piece.is_shown)) for piece in self._pieces]
+            return _spread(shown, int(self._usage.get("completion_tokens", 0)))
+        elif self._tokenizer is not None:
+            counts = _begun([piece.text for piece in self._pieces], self._tokenizer)
+        else:
+            counts = [int(piece.is_shown) for piece in self._pieces]
+        return [(piece.time, count) for piece, count in zip(self._pieces, counts)]
+
+
+def _begun(texts: Sequence[str], tokenizer: Tokenizer) -> list[int]:
+    """Tokens of the whole text that begin in each part of it, however it was cut."""
+    ids = tokenizer.encode("".join(texts), add_special_tokens=False).tolist()
+    starts = list(accumulate((len(tokenizer.token_bytes(token)) for token in ids), initial=0))
+    ends = list(accumulate(len(text.encode()) for text in texts))
+    begun = [bisect_left(starts[: len(ids)], end) for end in ends]
+    if begun:
+        begun[-1] = len(ids)
+    return [now - before for now, before in zip(begun, [0, *begun])]
 
 
 def _spread(chunks: Sequence[tuple[float, int]], total: int) -> list[tuple[float, int]]:
@@ -267,6 +303,16 @@ def _sentence(answer: bytes) -> str:
         return str(error["message"] if isinstance(error, dict) else error)
     except (ValueError, LookupError, TypeError):
         return answer[:200].decode("utf-8", "replace")
+
+
+def _version(answer: bytes) -> str | None:
+    """What a server's /version tells; None if that is something else, such as a page."""
+    try:
+        found = json.loads(answer)
+    except ValueError:
+        return None
+    version = found.get("version") if isinstance(found, dict) else found
+    return version[:100] if isinstance(version, str) else None
 
 
 def _details(one: Outcome, begin: float) -> dict[str, Any]:

@@ -13,7 +13,7 @@ def reason_of(error: BaseException) -> str:
         return str(error).rstrip(".")
     # ssl's own, which this module does not import: most who ask have nothing to do with it.
     if verify := getattr(error, "verify_message", ""):
-        return f"its certificate cannot be trusted: {verify}"
+        return f"its certificate cannot be trusted: {verify} (SSL_CERT_FILE names one to trust)"
     if library := getattr(error, "reason", None):
         return f"TLS failed: {str(library).replace('_', ' ').lower()}"
     if error.errno is None:
