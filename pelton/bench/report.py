@@ -118,10 +118,10 @@ def print_ratios(
     return {"pairs": ratios, **dataclasses.asdict(summary)}
 
 
-def check_writable(path: str | None) -> None:
+def check_writable(path: str | None, field: str = "json") -> None:
     """Raises ConfigError before minutes are spent on a result that could not be written."""
     if path is not None and not Path(path).absolute().parent.is_dir():
-        raise ConfigError(f"json={path!r}: the folder does not exist; create it first.")
+        raise ConfigError(f"{field}={path!r}: the folder does not exist; create it first.")
 
 
 def write_json(path: str | None, result: dict[str, Any]) -> None:

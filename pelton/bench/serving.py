@@ -30,8 +30,8 @@ _PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 
 def run(options: ServingOptions) -> None:
     """Measures, prints, writes the result file and the plot."""
-    report.check_writable(options.save_result)
-    report.check_writable(options.plot)
+    report.check_writable(options.save_result, "save_result")
+    report.check_writable(options.plot, "plot")
     asked = make_requests(options)
     result, outcomes = asyncio.run(measure(options, asked))
     context = {

@@ -15,6 +15,7 @@ from pelton.cli.flags import Parser, add_fields, field_names, given
 from pelton.config.engine import EngineArgs
 from pelton.config.params import SamplingParams
 from pelton.errors import RequestError
+from pelton.sampling.table import processor_target
 
 ENGINE_FIELDS = [name for name in field_names(EngineArgs) if name != "model"]
 # Text is what the command is for, the engine makes bad_words_token_ids from bad_words, and the
@@ -82,7 +83,8 @@ def run(options: argparse.Namespace) -> int:
     sampling = {"max_tokens": DEFAULT_MAX_TOKENS, **given(options, SAMPLING_FIELDS)}
     engine = given(options, ["model", *_ENGINE_FLAGS])
     # What is wrong is told before seconds go into loading.
-    SamplingParams(**sampling)
+    for name in SamplingParams(**sampling).processors:
+        processor_target(name)
     if options.chat:
         check_can_chat(EngineArgs(**engine))
 

@@ -144,7 +144,12 @@ def load_tokenizer_of(checked: CheckedArgs) -> Tokenizer | None:
     checkpoint = checked.checkpoint
     args = checked.args
     if args.tokenizer is not None:
-        checkpoint = resolve_checkpoint(args.tokenizer, token=args.hf_token, load_format="dummy")
+        try:
+            checkpoint = resolve_checkpoint(
+                args.tokenizer, token=args.hf_token, load_format="dummy"
+            )
+        except ConfigError as error:
+            raise ConfigError(f"tokenizer={args.tokenizer!r}: {error}") from None
     if checkpoint.format == "gguf":
         return load_tokenizer(read_gguf_header(checkpoint.files[0]).metadata)
     if not (checkpoint.folder / "tokenizer.json").exists() and args.tokenizer is None:
