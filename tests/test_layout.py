@@ -101,3 +101,37 @@ def test_help_loads_nothing_heavy(words: list[str]) -> None:
 def test_scripts_are_executable() -> None:
     for name in ("scripts/demo", "scripts/check", "scripts/test", "scripts/lint", ".ci/run"):
         assert (ROOT / name).stat().st_mode & 0o111, name
+
+
+def test_a_wheel_holds_every_file() -> None:
+    """Sources of kernels and the page's files, too: setuptools takes Python's alone by itself."""
+    data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"][
+        "package-data"
+    ]
+    known = subprocess.run(
+        ["git", "ls-files", "pelton"], capture_output=True, text=True, cwd=ROOT, check=True
+    ).stdout.split()
+    others = [Path(name) for name in known if not name.endswith(".py")]
+    assert len(others) > 10
+    for path in others:
+        patterns = data.get(".".join(path.parent.parts), [])
+        assert any(path.match(pattern) for pattern in patterns), f"{path} is in no wheel"
+
+
+def test_folders_of_tests_are_gone_when_they_end() -> None:
+    code = (
+        "import os\n"
+        "from support.folders import new_folder\n"
+        "path = new_folder('x')\n"
+        "if os.fork() == 0:\n"
+        "    new_folder('y')\n"
+        "    raise SystemExit\n"
+        "os.wait()\n"
+        "assert path.is_dir()\n"
+        "print(path.parent)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT / "tests", timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert not Path(done.stdout.strip()).exists()

@@ -44,7 +44,8 @@ def shown_id(given: str) -> str:
     """A client's name of its request; it goes into headers and logs. Raises RequestError."""
     if not given or len(given) > MAX_ID_LENGTH or not (given.isascii() and given.isprintable()):
         raise RequestError(
-            f"request_id must have 1 to {MAX_ID_LENGTH} printable ASCII characters.",
+            f"request_id must have 1 to {MAX_ID_LENGTH} printable ASCII characters, got "
+            f"{given[:MAX_ID_LENGTH]!r}.",
             field="request_id",
         )
     return given

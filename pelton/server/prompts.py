@@ -97,7 +97,10 @@ class PromptReader:
 
     def _tokens(self, body: TokenizeBody) -> list[int]:
         if (body.prompt is None) == (body.messages is None):
-            raise RequestError("Give prompt or messages, one of the two.", field="prompt")
+            got = "none" if body.prompt is None else "both"
+            raise RequestError(
+                f"The body must have one of prompt and messages, got {got}.", field="prompt"
+            )
         adds, text = body.add_special_tokens, body.prompt
         if text is None:
             text, adds = self._render(body), bool(adds)
@@ -181,7 +184,8 @@ class PromptReader:
         for name in _TEMPLATE_WORDS:
             if name in variables:
                 raise RequestError(
-                    f"chat_template_kwargs may not hold {name!r}, which is a field of its own.",
+                    f"chat_template_kwargs may not hold {name!r}: the template's variable of that "
+                    "name is set otherwise.",
                     field="chat_template_kwargs",
                 )
         if body.documents is not None:
@@ -221,6 +225,7 @@ def _as_prompts(given: str | list[str | int | list[int]]) -> list[str | list[int
     kind = type(given[0])
     if kind is int or any(type(item) is not kind for item in given):
         raise RequestError(
-            "prompt must be a string, token ids, or a list of one of these.", field="prompt"
+            "prompt must be a string, token ids, or a list of one of these and not of both.",
+            field="prompt",
         )
     return given  # type: ignore[return-value]

@@ -224,8 +224,10 @@ def refuse_unsupported(body: GenerationBody) -> None:
         value = getattr(body, name, None)
         # Booleans first, because 1 == True.
         if not any(type(value) is type(neutral) and value == neutral for neutral in rule.neutral):
+            shown = repr(value) if len(repr(value)) <= 60 else repr(value)[:60] + "..."
             raise RequestError(
-                f"{name} is not supported by this version of Pelton: {rule.hint}.", field=name
+                f"{name} is not supported by this version of Pelton: {rule.hint}; got {shown}.",
+                field=name,
             )
 
 

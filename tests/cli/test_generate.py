@@ -16,6 +16,7 @@ import pytest
 from pelton.cli.main import main
 from pelton.config.params import SamplingParams
 from pelton.errors import ConfigError, RequestError
+from pelton.sampling.table import PROCESSORS
 
 
 @dataclass
@@ -191,7 +192,8 @@ def test_a_prompt_is_required(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--prompt" in capsys.readouterr().err
 
 
-def test_every_sampling_field_has_a_flag_or_a_reason() -> None:
+def test_every_sampling_field_has_a_flag_or_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PROCESSORS, "a", "module:function")
     words = "--json --n 2 --logprobs 1 --prompt-logprobs 3 --no-skip-special-tokens".split()
     words += ["--include-stop-str-in-output", "--logits-processors", '{"a": {"x": 1}}']
     words += ["--logit-bias", '{"5": -2}', "--bad-words", "no", "--stop-token-ids", "7"]
@@ -242,3 +244,10 @@ def test_a_mistyped_flag_is_named_before_what_is_missing(
 def test_a_value_may_look_like_a_flag() -> None:
     assert main(["generate", "--prompt=--x", "--prompt", "--a b"]) == 0
     assert StubLLM.made[0].calls[0][1] == ["--x", "--a b"]
+
+
+def test_an_unknown_processor_is_told_before_loading(capsys: pytest.CaptureFixture[str]) -> None:
+    for value in ("zzz", '["zzz"]', '{"zzz": {}}'):
+        assert main(["generate", "--prompt", "a", "--logits-processors", value]) == 2
+        assert "names 'zzz', which is not registered" in capsys.readouterr().err
+    assert StubLLM.made == []

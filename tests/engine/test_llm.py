@@ -6,13 +6,13 @@ import functools
 import json
 import shutil
 import signal
-import tempfile
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support.folders import new_folder
 from support.logits import hook_logits
 from support.plain import greedy, plain_tokens
 from support.tiny import make_config, tiny_llama
@@ -50,7 +50,7 @@ def backend() -> Tokenizer:
 
 @functools.cache
 def folder() -> Path:
-    target = Path(tempfile.mkdtemp(prefix="pelton-llm-"))
+    target = new_folder("llm")
     size = backend().get_vocab_size()
     shutil.copytree(tiny_llama(vocab_size=size), target, dirs_exist_ok=True)
     backend().save(str(target / "tokenizer.json"))

@@ -6,13 +6,13 @@ import asyncio
 import functools
 import json
 import shutil
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from support.folders import new_folder
 from support.processes import serving
 from support.scripted_engine import scripted_llm, smollm2
 from support.serving import served_in_thread
@@ -32,7 +32,7 @@ def wordy_model() -> Path:
         num_hidden_layers=1,
         tie_word_embeddings=True,
     )
-    folder = Path(tempfile.mkdtemp(prefix="pelton-wordy-")) / "wordy"
+    folder = new_folder("wordy") / "wordy"
     shutil.copytree(weights, folder)
     tokenizer.backend.save(str(folder / "tokenizer.json"))
     settings = {**tokenizer.special_tokens, "chat_template": tokenizer.chat_template}
@@ -55,7 +55,7 @@ async def watch(
         ),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": text}]}),
     ]
-    folder = Path(tempfile.mkdtemp(prefix="pelton-bodies-"))
+    folder = new_folder("bodies")
     for number, (_, body) in enumerate(bodies):
         (folder / str(number)).write_text(json.dumps(body))
     slowest, gap = 0.0, 0.0

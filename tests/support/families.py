@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from support.folders import new_folder
 from support.tiny import VOCAB, TinyEngine, oracle_greedy, oracle_logits, prompts_of
 
 from pelton.config.params import SamplingParams
@@ -60,7 +60,7 @@ def tiny_model(family: str, **overrides: Any) -> Path:
     values.update(overrides)
     values = {key: _as_json(value) for key, value in values.items()}
     torch.manual_seed(0)
-    folder = Path(tempfile.mkdtemp(prefix="pelton-tiny-"))
+    folder = new_folder("tiny")
     config = getattr(transformers, f"{family}Config")(**values)
     name = {"Gemma3Text": "Gemma3"}.get(family, family)
     model = getattr(transformers, f"{name}ForCausalLM")(config).float()

@@ -9,13 +9,13 @@ import functools
 import json
 import math
 import re
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
 from safetensors.numpy import load_file
+from support.folders import new_folder
 
 ARCHITECTURES = {
     "LlamaForCausalLM": gguf.MODEL_ARCH.LLAMA,
@@ -45,7 +45,7 @@ def as_gguf(folder: Path, *, fuse_experts: bool = False) -> Path:
     """
     config = json.loads((folder / "config.json").read_text())
     arch = ARCHITECTURES[config["architectures"][0]]
-    out = Path(tempfile.mkdtemp(prefix="pelton-gguf-"))
+    out = new_folder("gguf")
     writer = gguf.GGUFWriter(out / "m.gguf", gguf.MODEL_ARCH_NAMES[arch])
     _write_keys(writer, arch, config)
     names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])

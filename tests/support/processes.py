@@ -11,13 +11,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from support.folders import new_folder
 from support.texts import CHAT_TEMPLATE, NUM_TOKENS, byte_backend
 from support.tiny import tiny_llama
 
@@ -33,7 +33,7 @@ def chat_model(max_position_embeddings: int = 256) -> Path:
         eos_token_id=256,
         bos_token_id=257,
     )
-    folder = Path(tempfile.mkdtemp(prefix="pelton-chat-")) / "tiny-chat"
+    folder = new_folder("chat") / "tiny-chat"
     shutil.copytree(weights, folder)
     byte_backend().save(str(folder / "tokenizer.json"))
     settings = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": CHAT_TEMPLATE}

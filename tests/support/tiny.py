@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from support.folders import new_folder
 
 from pelton.checkpoint.hf_config import read_generation_defaults, read_model_config
 from pelton.checkpoint.source import Checkpoint, resolve_checkpoint
@@ -57,7 +57,7 @@ def tiny_llama(**overrides: Any) -> Path:
         overrides["rope_parameters"] = dict(overrides.pop("rope"))
     values.update(overrides)
     torch.manual_seed(0)
-    folder = Path(tempfile.mkdtemp(prefix="pelton-tiny-"))
+    folder = new_folder("tiny")
     model = LlamaForCausalLM(LlamaConfig(**values)).float()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
