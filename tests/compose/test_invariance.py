@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from support.logits import hook_logits
-from support.plain import KINDS, greedy, logprobs_of, plain_tokens, seeded
+from support.plain import KINDS, check_plain, greedy, logprobs_of, plain_tokens, seeded
 from support.tiny import TinyEngine, oracle_greedy, prompts_of, tiny_llama
 
 from pelton.core.descriptor import Descriptor
@@ -30,17 +30,7 @@ DEVICES = ("cpu", "queued", "fake")
 
 
 def check_all(engine: TinyEngine) -> None:
-    """All prompts, greedy and seeded, together in `engine`, give the plain engine's tokens."""
-    expected = {}
-    for index, prompt in enumerate(PROMPTS):
-        for make in KINDS.values():
-            name = engine.add(prompt, make(), seed=index)
-            expected[name] = plain_tokens(prompt, make(), seed=index)
-    outcomes = engine.run()
-    for name, tokens in expected.items():
-        assert outcomes[name].error is None
-        assert outcomes[name].token_ids == tokens, name
-        assert outcomes[name].finish_reason == "length"
+    check_plain(engine, PROMPTS)
 
 
 def test_fixture_has_no_near_ties():

@@ -8,7 +8,7 @@ import pytest
 from compose.test_speculation import PROMPTS as REPEATING
 from compose.test_speculation import engine_with, few_tokens
 from compose.test_windows import FAMILIES, cases, folder_of
-from support.plain import KINDS, greedy, logprobs_of, plain_tokens, seeded
+from support.plain import KINDS, check_plain, greedy, logprobs_of, plain_tokens, seeded
 from support.tiny import (
     GREEDY,
     TinyEngine,
@@ -146,14 +146,7 @@ def test_pools_that_force_preemption(num_blocks, device):
             long_prefill_token_threshold=5,
             enable_prefix_caching=False,
         )
-        expected = {}
-        for index, prompt in enumerate(PROMPTS):
-            for make in KINDS.values():
-                name = engine.add(prompt, make(), seed=index)
-                expected[name] = plain_tokens(prompt, make(), seed=index)
-        outcomes = engine.run()
-        for name, tokens in expected.items():
-            assert outcomes[name].token_ids == tokens, name
+        check_plain(engine, PROMPTS)
         stats = engine.loop.scheduler.stats
         assert stats.num_preemptions > 0
         counts[num_host_pages] = stats.num_scheduled_tokens, stats.num_recomputed_tokens

@@ -76,3 +76,17 @@ def logprobs_of(engine: TinyEngine, name: str, num_top: int = 3) -> list[tuple[A
                 )
             )
     return found
+
+
+def check_plain(engine: TinyEngine, prompts: Sequence[Sequence[int]]) -> None:
+    """All prompts, greedy and seeded, together in `engine`, give the plain engine's tokens."""
+    expected = {}
+    for index, prompt in enumerate(prompts):
+        for make in KINDS.values():
+            name = engine.add(prompt, make(), seed=index)
+            expected[name] = plain_tokens(prompt, make(), seed=index)
+    outcomes = engine.run()
+    for name, tokens in expected.items():
+        assert outcomes[name].error is None
+        assert outcomes[name].token_ids == tokens, name
+        assert outcomes[name].finish_reason == "length"

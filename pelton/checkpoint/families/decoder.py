@@ -16,7 +16,7 @@ from pelton.checkpoint.limits import (
     MAX_LAYERS,
     MAX_VOCAB,
 )
-from pelton.config.model import LayerKind, RopeConfig, RopeKind
+from pelton.config.model import LayerKind, ModelConfig, RopeConfig, RopeKind
 from pelton.errors import CheckpointError, UnsupportedError
 
 _KINDS: dict[object, LayerKind] = {"full_attention": "full", "sliding_attention": "window"}
@@ -88,6 +88,50 @@ def dimensions(config: ConfigReader, *, head_dim: int | None = None) -> dict[str
         "rms_norm_eps": config.number("rms_norm_eps"),
         "max_position": config.integer("max_position_embeddings"),
     }
+
+
+def swiglu_decoder(
+    config: ConfigReader,
+    dtype: str,
+    architecture: str,
+    *,
+    may_have_biases: bool = False,
+    allow_partial_rope: bool = False,
+) -> ModelConfig:
+    """What Llama and its next of kin share: SwiGLU layers, all with full attention, without experts
+    and softcaps. may_have_biases: whether the family knows attention_bias and mlp_bias;
+    allow_partial_rope: whether it knows partial_rotary_factor."""
+    config.require("hidden_act", "silu")
+    refuse_foreign(config)
+    refuse_experts(config)
+    refuse_softcaps(config)
+    biases = {"attention_bias": False, "mlp_bias": False}
+    for name in biases:
+        if may_have_biases:
+            biases[name] = config.boolean(name, False)
+        else:
+            config.require(name, False)
+    sizes = dimensions(config)
+    return ModelConfig(
+        architecture=architecture,
+        **sizes,
+        hidden_act=config.text("hidden_act"),
+        rope=rope(
+            config, sizes["head_dim"], sizes["max_position"], allow_partial=allow_partial_rope
+        ),
+        tie_word_embeddings=config.boolean("tie_word_embeddings", False),
+        **biases,
+        checkpoint_dtype=dtype,
+    )
+
+
+def window_of(config: ConfigReader, absent: int | None) -> int | None:
+    """sliding_window: null means none, and `absent` holds where the file says nothing."""
+    if config.get("sliding_window") is None and (
+        absent is None or "sliding_window" in config.values
+    ):
+        return None
+    return config.integer("sliding_window", absent)
 
 
 def layer_kinds(

@@ -215,16 +215,22 @@ def test_a_window_gives_back_what_no_later_token_sees(window, caching):
     assert kv.num_used == 0
 
 
-def test_a_window_hit_needs_the_run_before_its_end_only():
-    """Window 7 of blocks of 4: the next token sees 6 before, so two blocks."""
-    kv = manager(num_blocks=30, windows=(7,))
-    first = request(range(21))
+def admitted_again(kv, num_tokens, num_hits):
+    """A request for tokens that another one has computed, let in with so many of them."""
+    first = request(range(num_tokens))
     assert kv.admit(first)
     compute(kv, first)
     kv.release(first)
-    again = request(range(21))
+    again = request(range(num_tokens))
     assert kv.admit(again)
-    assert again.num_computed_tokens == 20
+    assert again.num_computed_tokens == num_hits
+    return again
+
+
+def test_a_window_hit_needs_the_run_before_its_end_only():
+    """Window 7 of blocks of 4: the next token sees 6 before, so two blocks."""
+    kv = manager(num_blocks=30, windows=(7,))
+    again = admitted_again(kv, 21, 20)
     assert table(again)[:5] == [0, 0, 0, 4, 5]
     again.num_confirmed_tokens = 20
     kv.check([again])
@@ -252,13 +258,7 @@ def test_groups_agree_on_the_longest_prefix_that_all_have():
     """Full attention has 0-7 and no more; the windows' runs end at 20, 12 and 8, of 4 and 2."""
     sizes, windows = (4, 4, 2), (None, 5, 3)
     kv = manager(num_blocks=90, sizes=sizes, windows=windows)
-    first = request(range(21))
-    assert kv.admit(first)
-    compute(kv, first)
-    kv.release(first)
-    again = request(range(21))
-    assert kv.admit(again)
-    assert again.num_computed_tokens == 20
+    again = admitted_again(kv, 21, 20)
     again.num_confirmed_tokens = 20
     kv.check([again])
     kv.release(again)
@@ -282,13 +282,7 @@ def test_groups_agree_on_the_longest_prefix_that_all_have():
 def test_null_blocks_are_no_idle_hits():
     """They count for nothing when free blocks are compared with what is needed."""
     kv = manager(num_blocks=7, windows=(3,))
-    first = request(range(20))
-    assert kv.admit(first)
-    compute(kv, first)
-    kv.release(first)
-    again = request(range(20))
-    assert kv.admit(again)
-    assert again.num_computed_tokens == 16
+    again = admitted_again(kv, 20, 16)
     assert kv.num_used == 2
     again.num_confirmed_tokens = 16
     kv.check([again])
