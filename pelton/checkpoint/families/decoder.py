@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 from pelton.checkpoint.config_reader import ConfigReader
@@ -105,7 +106,7 @@ def swiglu_decoder(
     refuse_foreign(config)
     refuse_experts(config)
     refuse_softcaps(config)
-    biases = {"attention_bias": False, "mlp_bias": False}
+    biases: dict[str, Any] = {"attention_bias": False, "mlp_bias": False}
     for name in biases:
         if may_have_biases:
             biases[name] = config.boolean(name, False)
@@ -123,6 +124,13 @@ def swiglu_decoder(
         **biases,
         checkpoint_dtype=dtype,
     )
+
+
+def with_window(model: ModelConfig, window: int | None) -> ModelConfig:
+    """All layers see `window` tokens; None: all of them."""
+    kind: LayerKind = "window"
+    kinds = (kind,) * model.num_layers
+    return model if window is None else replace(model, layer_kinds=kinds, window=window)
 
 
 def window_of(config: ConfigReader, absent: int | None) -> int | None:

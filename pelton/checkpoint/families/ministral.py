@@ -8,8 +8,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pelton.checkpoint.config_reader import ConfigReader
-from pelton.checkpoint.families.decoder import layer_kinds, swiglu_decoder, window_of
-from pelton.config.model import LayerKind, ModelConfig
+from pelton.checkpoint.families.decoder import (
+    layer_kinds,
+    swiglu_decoder,
+    window_of,
+    with_window,
+)
+from pelton.config.model import ModelConfig
 
 _WINDOW = 4096
 
@@ -17,7 +22,7 @@ _WINDOW = 4096
 def read_ministral(config: ConfigReader, dtype: str) -> ModelConfig:
     model = swiglu_decoder(config, dtype, "MinistralForCausalLM")
     window = window_of(config, _WINDOW)
-    default: tuple[LayerKind, ...] = () if window is None else ("window",) * model.num_layers
+    default = with_window(model, window).layer_kinds
     kinds = layer_kinds(config, model.num_layers, default)
     if kinds and window is None:
         raise config.wrong("layer_types", "all full_attention, as sliding_window is null")

@@ -6,10 +6,8 @@ keys in the cache would no longer be what the model wants. So the context ends t
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from pelton.checkpoint.config_reader import ConfigReader
-from pelton.checkpoint.families.decoder import swiglu_decoder, window_of
+from pelton.checkpoint.families.decoder import swiglu_decoder, window_of, with_window
 from pelton.config.model import ModelConfig
 from pelton.errors import UnsupportedError
 
@@ -22,7 +20,4 @@ def read_phi3(config: ConfigReader, dtype: str) -> ModelConfig:
         raise UnsupportedError(
             f'{config.where}: rope_type="yarn" is not supported in Phi-3; it must be "longrope".'
         )
-    window = window_of(config, None)
-    if window is None:
-        return model
-    return replace(model, layer_kinds=("window",) * model.num_layers, window=window)
+    return with_window(model, window_of(config, None))
