@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,6 +11,8 @@ import torch
 INVARIANT_TILE = 16
 """Rows of every product in batch-invariant mode: one shape, so one order of summation."""
 
+
+_TRITON_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 Activation = Literal["silu_mul", "gelu_tanh_mul"]
 
@@ -38,6 +41,28 @@ def takes_any(signature: ProductSignature) -> str | None:
 
 def takes_invariant(signature: ProductSignature) -> str | None:
     return None if signature.batch_invariant else "only for batch_invariant=True (slower)"
+
+
+def takes_triton(signature: ProductSignature) -> str | None:
+    """For kernels whose sums may depend on the number of rows."""
+    return takes_any(signature) or _takes_hopper(signature)
+
+
+def takes_triton_invariant(signature: ProductSignature) -> str | None:
+    return takes_invariant(signature) or _takes_hopper(signature)
+
+
+def _takes_hopper(signature: ProductSignature) -> str | None:
+    if signature.device_type != "cuda":
+        return "for an NVIDIA GPU"
+    if signature.dtype not in _TRITON_DTYPES:
+        return f"not in {signature.dtype}"
+    # Rows of 16 elements begin where a wide load, and the copy engine, may.
+    if signature.in_features % 16:
+        return "in_features is not a multiple of 16"
+    if torch.cuda.get_device_capability()[0] != 9:
+        return "for compute capability 9 (Hopper)"
+    return None if importlib.util.find_spec("triton") else "triton is not installed"
 
 
 def takes_single_row(signature: ProductSignature) -> str | None:
