@@ -90,11 +90,11 @@ def row_tile(signature: ProductSignature) -> RowTile:
 
 
 def tile_for(signature: ProductSignature, block_t: int) -> Tile:
-    num_tiles = -(-signature.out_features // 64)
+    splits = _splits(-(-signature.out_features // 64), signature.in_features)
     if signature.dtype == torch.float32:
-        return Tile(block_t, 64, 32, _splits(num_tiles, signature.in_features), 3)
-    splits = _splits(num_tiles, signature.in_features)
-    return Tile(block_t, 64, 128, splits, 4 if block_t <= 32 else 3)
+        # Without the matrix units a tile is held in registers.
+        return Tile(16, 64, 32, splits, 3)
+    return Tile(block_t, 64, 128, splits, 4 if block_t <= 32 else 3, 4 if block_t <= 64 else 8)
 
 
 def _splits(num_tiles: int, in_features: int) -> int:
@@ -171,6 +171,7 @@ class FewRows:
         descriptor = None
         if weight.is_cuda:
             descriptor = TensorDescriptor.from_tensor(weight, [tile.block_n, tile.block_k])
+        self._is_on_gpu = weight.is_cuda
         self._weights = (weight, descriptor, bias)
         self._sizes = (num_features, num_columns)
         self._options: dict[str, Any] = {
@@ -193,17 +194,26 @@ class FewRows:
             strides = (num_columns, num_features // num_gates)
             memory = (self._workspace.parts, self._workspace.arrived)
             dtype = weight.dtype
+            example = self._x_descriptor(weight[:1])
             _compile(
-                few_rows, dtype, *self._weights, dtype, *memory, *self._sizes, 1, *strides,
-                **self._options,
+                few_rows, dtype, example, *self._weights, dtype, *memory, *self._sizes, 1,
+                *strides, HAS_X_DESCRIPTOR=True, **self._options,
             )  # fmt: skip
+
+    def _x_descriptor(self, x: torch.Tensor) -> TensorDescriptor | None:
+        """For the copy engine, which takes rows that begin at multiples of 16 bytes."""
+        if not self._is_on_gpu or (x.data_ptr() | x.stride(0) * x.element_size()) % 16:
+            return None
+        return TensorDescriptor.from_tensor(x, [self._tile.block_t, self._tile.block_k])
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor) -> None:
         num_rows = x.shape[0]
         grid = (-(-num_rows // self._tile.block_t), self._num_tiles, self._tile.splits)
+        descriptor = self._x_descriptor(x)
         few_rows[grid](
-            x, *self._weights, out, self._workspace.parts, self._workspace.arrived, *self._sizes,
-            num_rows, x.stride(0), out.stride(0), **self._options,
+            x, descriptor, *self._weights, out, self._workspace.parts, self._workspace.arrived,
+            *self._sizes, num_rows, x.stride(0), out.stride(0),
+            HAS_X_DESCRIPTOR=descriptor is not None, **self._options,
         )  # fmt: skip
 
 

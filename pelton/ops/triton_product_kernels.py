@@ -11,8 +11,6 @@ DEPENDS: whether it is launched so; needs compute capability 9.0.
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
@@ -20,15 +18,15 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 @triton.jit
 def _tile(
-    pointer: Any,
-    rows: Any,
-    start: Any,
-    num_rows: Any,
-    num_columns: Any,
+    pointer,
+    rows,
+    start,
+    num_rows,
+    num_columns,
     BLOCK_K: tl.constexpr,
     IS_WHOLE: tl.constexpr,
     POLICY: tl.constexpr,
-) -> Any:
+):
     """[len(rows), BLOCK_K] of a matrix, from column `start` on; zeros past its end."""
     columns = start + tl.arange(0, BLOCK_K)
     place = pointer + rows.to(tl.int64)[:, None] * num_columns + columns[None, :]
@@ -40,13 +38,13 @@ def _tile(
 
 
 @triton.jit
-def _folded(product: Any, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr) -> Any:
+def _folded(product, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
     """Sums of 8 neighbours, which one thread has: an eighth of the registers."""
     return tl.sum(tl.reshape(product, [BLOCK_N, BLOCK_K // 8, 8]), 2)
 
 
 @triton.jit
-def _activated(gate: Any, up: Any, ACTIVATION: tl.constexpr) -> Any:
+def _activated(gate, up, ACTIVATION: tl.constexpr):
     if ACTIVATION == "gelu_tanh_mul":
         inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
         tanh = 1.0 - 2.0 / (1.0 + tl.exp(2.0 * inner))
@@ -57,14 +55,14 @@ def _activated(gate: Any, up: Any, ACTIVATION: tl.constexpr) -> Any:
 
 @triton.jit
 def one_row(
-    x: Any,
-    weight: Any,
-    norm_weight: Any,
-    bias: Any,
-    out: Any,
-    num_features: Any,
-    num_columns: Any,
-    eps: Any,
+    x,
+    weight,
+    norm_weight,
+    bias,
+    out,
+    num_features,
+    num_columns,
+    eps,
     IS_ADDED: tl.constexpr,
     ACTIVATION: tl.constexpr,
     HAS_NORM: tl.constexpr,
@@ -73,7 +71,7 @@ def one_row(
     BLOCK_K: tl.constexpr,
     IS_WHOLE: tl.constexpr,
     DEPENDS: tl.constexpr,
-) -> None:
+):
     """x [K], weight [N, K] -> out [N], or [N / 2] with an activation; a program makes BLOCK_N.
 
     The norm's scale is the same for all products of a row, so it is multiplied at the end.
@@ -144,17 +142,17 @@ def one_row(
 
 @triton.jit
 def _weights(
-    weight: Any,
-    descriptor: Any,
-    rows: Any,
-    first_row: Any,
-    start: Any,
-    num_rows: Any,
-    num_columns: Any,
+    weight,
+    descriptor,
+    rows,
+    first_row,
+    start,
+    num_rows,
+    num_columns,
     BLOCK_K: tl.constexpr,
     IS_WHOLE: tl.constexpr,
     HAS_DESCRIPTOR: tl.constexpr,
-) -> Any:
+):
     if HAS_DESCRIPTOR:
         return descriptor.load([first_row, start])
     else:
@@ -162,7 +160,7 @@ def _weights(
 
 
 @triton.jit
-def _fetch(pointer: Any, rows: Any, start: Any, num_rows: Any, num_columns: Any) -> None:
+def _fetch(pointer, rows, start, num_rows, num_columns):
     """Ask for 128 bytes of each row, so that they are in L2 when they are needed."""
     inside = tl.minimum(rows, num_rows - 1).to(tl.int64)
     place = (pointer + inside * num_columns + start).to(tl.uint64)
@@ -178,18 +176,19 @@ def _fetch(pointer: Any, rows: Any, start: Any, num_rows: Any, num_columns: Any)
 
 @triton.jit(do_not_specialize=["num_rows"])
 def few_rows(
-    x: Any,
-    weight: Any,
-    descriptor: Any,
-    bias: Any,
-    out: Any,
-    parts: Any,
-    arrived: Any,
-    num_features: Any,
-    num_columns: Any,
-    num_rows: Any,
-    x_stride: Any,
-    out_stride: Any,
+    x,
+    x_descriptor,
+    weight,
+    descriptor,
+    bias,
+    out,
+    parts,
+    arrived,
+    num_features,
+    num_columns,
+    num_rows,
+    x_stride,
+    out_stride,
     IS_ADDED: tl.constexpr,
     ACTIVATION: tl.constexpr,
     HAS_BIAS: tl.constexpr,
@@ -200,8 +199,9 @@ def few_rows(
     STAGES: tl.constexpr,
     IS_WHOLE: tl.constexpr,
     HAS_DESCRIPTOR: tl.constexpr,
+    HAS_X_DESCRIPTOR: tl.constexpr,
     DEPENDS: tl.constexpr,
-) -> None:
+):
     """x [T, K], weight [N, K] -> out [T, N], or [T, N / 2] with an activation.
 
     A program makes a tile [BLOCK_T, BLOCK_N] of a SPLITS-th of the columns. The last of a tile's
@@ -235,11 +235,14 @@ def few_rows(
             weight, descriptor, rows, first_row, k, num_out, num_columns, BLOCK_K, IS_WHOLE,
             HAS_DESCRIPTOR,
         )  # fmt: skip
-        x_tile = tl.load(
-            x + tokens.to(tl.int64)[:, None] * x_stride + columns[None, :],
-            mask=(tokens[:, None] < num_rows) & (IS_WHOLE | (columns[None, :] < num_columns)),
-            other=0.0,
-        )
+        if HAS_X_DESCRIPTOR:
+            x_tile = x_descriptor.load([tl.program_id(0) * BLOCK_T, k])
+        else:
+            x_tile = tl.load(
+                x + tokens.to(tl.int64)[:, None] * x_stride + columns[None, :],
+                mask=(tokens[:, None] < num_rows) & (IS_WHOLE | (columns[None, :] < num_columns)),
+                other=0.0,
+            )
         total = tl.dot(w, tl.trans(x_tile), total, input_precision="ieee")
         if IS_GATED:
             u = _weights(
@@ -285,15 +288,15 @@ def few_rows(
 
 @triton.jit
 def rms_norm(
-    x: Any,
-    norm_weight: Any,
-    out: Any,
-    num_columns: Any,
-    x_stride: Any,
-    eps: Any,
+    x,
+    norm_weight,
+    out,
+    num_columns,
+    x_stride,
+    eps,
     BLOCK_K: tl.constexpr,
     DEPENDS: tl.constexpr,
-) -> None:
+):
     """x [T, K] -> out [T, K], contiguous; a program per row, of which BLOCK_K holds all."""
     if DEPENDS:
         gdc_launch_dependents()
@@ -312,15 +315,15 @@ def rms_norm(
 
 @triton.jit
 def activate(
-    both: Any,
-    out: Any,
-    num_out: Any,
-    both_stride: Any,
-    out_stride: Any,
+    both,
+    out,
+    num_out,
+    both_stride,
+    out_stride,
     ACTIVATION: tl.constexpr,
     BLOCK_N: tl.constexpr,
     DEPENDS: tl.constexpr,
-) -> None:
+):
     """both [T, 2 N]: gate, up -> out [T, N]."""
     if DEPENDS:
         gdc_launch_dependents()
