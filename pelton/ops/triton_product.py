@@ -64,16 +64,17 @@ def workspace(device: torch.device) -> Workspace:
 
 @dataclass(frozen=True, slots=True)
 class RowTile:
-    """Of `one_row`."""
+    """Of `one_row`. lines: of 128 bytes of each row that are asked for ahead."""
 
     block_n: int
     block_k: int
-    num_warps: int
+    num_warps: int = 4
+    lines: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Of `few_rows`."""
+    """Of `few_rows`. lines: of 128 bytes of each row that are asked for ahead."""
 
     block_t: int
     block_n: int
@@ -81,6 +82,7 @@ class Tile:
     splits: int
     num_stages: int
     num_warps: int = 4
+    lines: int = 1
 
 
 def row_tile(signature: ProductSignature) -> RowTile:
@@ -117,11 +119,12 @@ def bind_one_row(
     is_added: bool = False,
     norm_weight: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
+    tile: RowTile | None = None,
 ) -> Product:
     """kernel(x, out): x [1, K], out [1, N] or [1, N / 2], its rows dense."""
     num_features, num_columns = weight.shape
     num_out = num_features // (1 if signature.activation is None else 2)
-    tile = row_tile(signature)
+    tile = tile or row_tile(signature)
     grid = (-(-num_out // tile.block_n),)
     options: dict[str, Any] = {
         "IS_ADDED": is_added,
@@ -130,6 +133,7 @@ def bind_one_row(
         "HAS_BIAS": bias is not None,
         "BLOCK_N": tile.block_n,
         "BLOCK_K": tile.block_k,
+        "LINES": tile.lines,
         "IS_WHOLE": num_columns % tile.block_k == 0 and num_out % tile.block_n == 0,
         "DEPENDS": weight.is_cuda,
         "num_warps": tile.num_warps,
@@ -183,6 +187,7 @@ class FewRows:
             "BLOCK_K": tile.block_k,
             "SPLITS": tile.splits,
             "STAGES": tile.num_stages,
+            "LINES": tile.lines,
             "IS_WHOLE": num_columns % tile.block_k == 0
             and num_features % (num_gates * tile.block_n) == 0,
             "HAS_DESCRIPTOR": weight.is_cuda,

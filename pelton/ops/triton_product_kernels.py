@@ -54,6 +54,23 @@ def _activated(gate, up, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
+def _fetch(pointer, rows, start, num_rows, num_columns, LINES: tl.constexpr):
+    """Ask for LINES x 128 bytes of each row, so that they are in L2 when they are needed."""
+    LINE: tl.constexpr = 1024 // pointer.dtype.element_ty.primitive_bitwidth
+    inside = tl.minimum(rows, num_rows - 1).to(tl.int64)
+    columns = tl.minimum(start + tl.arange(0, LINES) * LINE, num_columns - 1)
+    place = (pointer + inside[:, None] * num_columns + columns[None, :]).to(tl.uint64)
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+        "=r,l",
+        [place],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
 def one_row(
     x,
     weight,
@@ -69,6 +86,7 @@ def one_row(
     HAS_BIAS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    LINES: tl.constexpr,
     IS_WHOLE: tl.constexpr,
     DEPENDS: tl.constexpr,
 ):
@@ -90,6 +108,10 @@ def one_row(
     if HAS_NORM:
         g = _tile(norm_weight, first, 0, 1, num_columns, BLOCK_K, IS_WHOLE, "")
     if DEPENDS:
+        if LINES > 0:
+            _fetch(weight, rows, BLOCK_K, num_out, num_columns, LINES)
+            if IS_GATED:
+                _fetch(weight, rows + num_out, BLOCK_K, num_features, num_columns, LINES)
         gdc_wait()
     total = tl.zeros([BLOCK_N, BLOCK_K // 8], tl.float32)
     total_up = tl.zeros([BLOCK_N, BLOCK_K // 8], tl.float32)
@@ -159,21 +181,6 @@ def _weights(
         return _tile(weight, rows, start, num_rows, num_columns, BLOCK_K, IS_WHOLE, "evict_first")
 
 
-@triton.jit
-def _fetch(pointer, rows, start, num_rows, num_columns):
-    """Ask for 128 bytes of each row, so that they are in L2 when they are needed."""
-    inside = tl.minimum(rows, num_rows - 1).to(tl.int64)
-    place = (pointer + inside * num_columns + start).to(tl.uint64)
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
-        "=r,l",
-        [place],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
 @triton.jit(do_not_specialize=["num_rows"])
 def few_rows(
     x,
@@ -197,6 +204,7 @@ def few_rows(
     BLOCK_K: tl.constexpr,
     SPLITS: tl.constexpr,
     STAGES: tl.constexpr,
+    LINES: tl.constexpr,
     IS_WHOLE: tl.constexpr,
     HAS_DESCRIPTOR: tl.constexpr,
     HAS_X_DESCRIPTOR: tl.constexpr,
@@ -223,9 +231,10 @@ def few_rows(
     start = split * blocks // SPLITS * BLOCK_K
     end = (split + 1) * blocks // SPLITS * BLOCK_K
     if DEPENDS:
-        _fetch(weight, rows, start, num_out, num_columns)
-        if IS_GATED:
-            _fetch(weight, rows + num_out, start, num_features, num_columns)
+        if LINES > 0:
+            _fetch(weight, rows, start, num_out, num_columns, LINES)
+            if IS_GATED:
+                _fetch(weight, rows + num_out, start, num_features, num_columns, LINES)
         gdc_wait()
     total = tl.zeros([BLOCK_N, BLOCK_T], tl.float32)
     up = tl.zeros([BLOCK_N, BLOCK_T], tl.float32)
