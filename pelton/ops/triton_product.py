@@ -21,7 +21,6 @@ FEW = 64
 """Rows up to which weights stream through `few_rows`; above, cuBLAS is as fast."""
 
 _ROWS_AT_ONCE = 1024
-_NUM_SMS = 132
 
 Product = Callable[[torch.Tensor, torch.Tensor], None]
 
@@ -86,25 +85,36 @@ class Tile:
 
 
 def row_tile(signature: ProductSignature) -> RowTile:
-    if signature.in_features <= 512:
-        return RowTile(8, 512, 2)
-    return RowTile(4 if signature.in_features <= 2048 else 8, 1024, 4)
+    columns = signature.in_features
+    if columns <= 1024:
+        return RowTile(4, max(128, _power_above(columns)))
+    if columns <= 2048:
+        return RowTile(4, 2048)
+    if signature.activation is not None or signature.out_features >= 2**16:
+        return RowTile(2, 4096)
+    if signature.out_features <= 2048:
+        return RowTile(2, 4096)
+    return RowTile(8, 2048, 8) if signature.norm_eps is not None else RowTile(8, 1024)
 
 
 def tile_for(signature: ProductSignature, block_t: int) -> Tile:
-    splits = _splits(-(-signature.out_features // 64), signature.in_features)
+    num_tiles = -(-signature.out_features // 64)
+    # Parts of the columns: until half of the GPU has something to do, and no part is long.
+    splits = 1
+    while (num_tiles * splits < 64 or signature.in_features // splits > 8192) and (
+        signature.in_features // (2 * splits) >= 512
+    ):
+        splits *= 2
     if signature.dtype == torch.float32:
         # Without the matrix units a tile is held in registers.
         return Tile(16, 64, 32, splits, 3)
-    return Tile(block_t, 64, 128, splits, 4 if block_t <= 32 else 3, 4 if block_t <= 64 else 8)
+    if signature.activation is not None:
+        return Tile(block_t, 64, 128, splits, 4 if block_t <= 32 else 3, 4 if block_t <= 64 else 8)
+    return Tile(block_t, 64, 128, splits, 6 if block_t <= 64 else 3, 4 if block_t <= 64 else 8)
 
 
-def _splits(num_tiles: int, in_features: int) -> int:
-    """Into how many parts columns are cut, so that all of the GPU works on them."""
-    splits = 1
-    while num_tiles * splits < 2 * _NUM_SMS and in_features // (splits * 2) >= 512:
-        splits *= 2
-    return splits
+def _power_above(size: int) -> int:
+    return 1 << (size - 1).bit_length()
 
 
 def _compile(kernel: Any, *args: Any, **options: Any) -> None:
@@ -133,7 +143,8 @@ def bind_one_row(
         "HAS_BIAS": bias is not None,
         "BLOCK_N": tile.block_n,
         "BLOCK_K": tile.block_k,
-        "LINES": tile.lines,
+        "HAS_MORE": num_columns > tile.block_k,
+        "LINES": tile.lines if num_columns > tile.block_k else 0,
         "IS_WHOLE": num_columns % tile.block_k == 0 and num_out % tile.block_n == 0,
         "DEPENDS": weight.is_cuda,
         "num_warps": tile.num_warps,
@@ -281,7 +292,7 @@ def bind_norm(
     if norm_weight is None:
         return lambda x: x
     memory, num_columns = workspace(norm_weight.device), signature.in_features
-    block = 1 << (num_columns - 1).bit_length()
+    block = _power_above(num_columns)
     options: dict[str, Any] = {
         "BLOCK_K": block,
         "DEPENDS": norm_weight.is_cuda,

@@ -86,6 +86,7 @@ def one_row(
     HAS_BIAS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    HAS_MORE: tl.constexpr,
     LINES: tl.constexpr,
     IS_WHOLE: tl.constexpr,
     DEPENDS: tl.constexpr,
@@ -113,37 +114,32 @@ def one_row(
             if IS_GATED:
                 _fetch(weight, rows + num_out, BLOCK_K, num_features, num_columns, LINES)
         gdc_wait()
-    total = tl.zeros([BLOCK_N, BLOCK_K // 8], tl.float32)
-    total_up = tl.zeros([BLOCK_N, BLOCK_K // 8], tl.float32)
-    squares = tl.zeros([1, BLOCK_K], tl.float32)
-    # The next tile is on its way while this one is multiplied.
-    for k in range(0, num_columns - BLOCK_K, BLOCK_K):
-        after = k + BLOCK_K
-        w_next = _tile(weight, rows, after, num_out, num_columns, BLOCK_K, IS_WHOLE, "evict_first")
-        if IS_GATED:
-            u_next = _tile(
-                weight, rows + num_out, after, num_features, num_columns, BLOCK_K, IS_WHOLE,
-                "evict_first",
-            )  # fmt: skip
-        x32 = _tile(x, first, k, 1, num_columns, BLOCK_K, IS_WHOLE, "").to(tl.float32)
-        if HAS_NORM:
-            squares += x32 * x32
-            x32 *= g.to(tl.float32)
-            g = _tile(norm_weight, first, after, 1, num_columns, BLOCK_K, IS_WHOLE, "")
-        total += _folded(w.to(tl.float32) * x32, BLOCK_N, BLOCK_K)
-        w = w_next
-        if IS_GATED:
-            total_up += _folded(u.to(tl.float32) * x32, BLOCK_N, BLOCK_K)
-            u = u_next
-    last = (tl.cdiv(num_columns, BLOCK_K) - 1) * BLOCK_K
-    x32 = _tile(x, first, last, 1, num_columns, BLOCK_K, IS_WHOLE, "").to(tl.float32)
+    x32 = _tile(x, first, 0, 1, num_columns, BLOCK_K, IS_WHOLE, "").to(tl.float32)
     if HAS_NORM:
-        squares += x32 * x32
+        squares = x32 * x32
         x32 *= g.to(tl.float32)
-    total += _folded(w.to(tl.float32) * x32, BLOCK_N, BLOCK_K)
+    total = _folded(w.to(tl.float32) * x32, BLOCK_N, BLOCK_K)
+    if IS_GATED:
+        total_up = _folded(u.to(tl.float32) * x32, BLOCK_N, BLOCK_K)
+    # Not a loop of no rounds, whose registers would count.
+    if HAS_MORE:
+        for k in range(BLOCK_K, num_columns, BLOCK_K):
+            w = _tile(weight, rows, k, num_out, num_columns, BLOCK_K, IS_WHOLE, "evict_first")
+            if IS_GATED:
+                u = _tile(
+                    weight, rows + num_out, k, num_features, num_columns, BLOCK_K, IS_WHOLE,
+                    "evict_first",
+                )  # fmt: skip
+            x32 = _tile(x, first, k, 1, num_columns, BLOCK_K, IS_WHOLE, "").to(tl.float32)
+            if HAS_NORM:
+                g = _tile(norm_weight, first, k, 1, num_columns, BLOCK_K, IS_WHOLE, "")
+                squares += x32 * x32
+                x32 *= g.to(tl.float32)
+            total += _folded(w.to(tl.float32) * x32, BLOCK_N, BLOCK_K)
+            if IS_GATED:
+                total_up += _folded(u.to(tl.float32) * x32, BLOCK_N, BLOCK_K)
     result = tl.sum(total, 1)
     if IS_GATED:
-        total_up += _folded(u.to(tl.float32) * x32, BLOCK_N, BLOCK_K)
         up = tl.sum(total_up, 1)
     if HAS_NORM:
         scale = tl.rsqrt(tl.sum(squares) / num_columns + eps)
