@@ -29,6 +29,10 @@ class ServerArgs:
     max_num_queued_reqs: requests that may wait for their turn; more are answered with 503. None:
         no limit.
     keep_alive_timeout: seconds after which an idle connection is closed.
+    head_timeout: seconds in which a request's first line and headers must arrive, however they
+        come.
+    body_timeout: the same for a request's body.
+    send_timeout: seconds after which a client that takes nothing of its answer is cut off.
     shutdown_timeout: seconds that running requests get after the first Ctrl-C or SIGTERM; None: as
         long as they take. A second Ctrl-C ends them at once.
     log_level: "debug" | "info" | "warning" | "error".
@@ -56,6 +60,9 @@ class ServerArgs:
     max_body_bytes: int = 32 * 2**20
     max_num_queued_reqs: int | None = None
     keep_alive_timeout: int = 75
+    head_timeout: float = 20.0
+    body_timeout: float = 300.0
+    send_timeout: float = 60.0
     shutdown_timeout: float | None = None
     log_level: str = "info"
     log_requests: bool = True

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -38,6 +39,8 @@ from pelton.server.protocol import (
 from pelton.server.routes import generation, models, page, status, tokens
 from pelton.server.state import ServerState
 from pelton.server.streaming import json_bytes
+
+_OF_BODY = ("content-length", "content-type")
 
 OPERATIONS = (
     Operation(
@@ -102,7 +105,12 @@ def create_app(state: ServerState, keys: Sequence[str] = ()) -> Starlette:
     keys: one of which a client needs, except for health, version, load, stats, metrics, the page
         and this description; none: everybody may come in.
     """
-    guard = KeyGuard(keys)
+    has_key = KeyGuard(keys)
+
+    def guard(request: Request) -> None:
+        has_key(request)
+        state.check_open()
+
     routes: list[BaseRoute] = [
         Route(
             # A model's name may hold slashes, as hub ids do.
@@ -128,7 +136,7 @@ def create_app(state: ServerState, keys: Sequence[str] = ()) -> Starlette:
     ]
     origins = state.args.allowed_origins
     cors = Middleware(
-        CORSMiddleware,
+        _Cors,
         allow_origins=origins or [],
         allow_methods=["GET", "POST"],
         allow_headers=["*"],
@@ -141,6 +149,22 @@ def create_app(state: ServerState, keys: Sequence[str] = ()) -> Starlette:
     )
 
 
+class _Cors(CORSMiddleware):
+    """Refuses in the shape that all errors have."""
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        answer = super().preflight_response(request_headers)
+        if answer.status_code == 200:
+            return answer
+        what = bytes(answer.body).decode().partition("CORS ")[2] or "request"
+        message = (
+            f"A page of {request_headers['origin'][:200]} may not call this server: its {what} is "
+            "not allowed (--allowed-origins)."
+        )
+        headers = {k: v for k, v in answer.headers.items() if k not in _OF_BODY}
+        return _error(ApiError(answer.status_code, message), headers)
+
+
 async def _no_such_path(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     method, path = request.method[:20], request.url.path[:200]
@@ -148,10 +172,13 @@ async def _no_such_path(request: Request, error: Exception) -> Response:
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "")
         message = f"{path} takes {allowed}, and not {method}."
-    answer = ApiError(error.status_code, message).answer
+    return _error(ApiError(error.status_code, message), dict(error.headers or {}))
+
+
+def _error(error: ApiError, headers: Mapping[str, str]) -> Response:
     return Response(
-        json_bytes(answer),
-        status_code=error.status_code,
-        headers=dict(error.headers or {}),
+        json_bytes(error.answer),
+        status_code=error.status,
+        headers=headers,
         media_type="application/json",
     )

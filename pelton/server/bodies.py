@@ -6,28 +6,32 @@ import asyncio
 import contextlib
 import json
 import re
+import threading
 from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Any, TypeVar
 
 import msgspec
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from pelton.config.names import near_name
+from pelton.config.server import ServerArgs
 from pelton.errors import RequestError
 from pelton.server.errors import ApiError
+from pelton.server.pieces import decode_large
 
 Kind = TypeVar("Kind", bound=msgspec.Struct)
 Result = TypeVar("Result")
 
-READ_SECONDS = 300.0
-"""How long a client may take to send its body."""
-
 MAX_COMMAS = 2_000_000
-"""Of a body. A parser holds up everybody else while it makes lists; more token ids than this fit no
-context."""
+"""Of a body. Lists take memory, and time of everybody while they are made; more token ids than this
+fit no context."""
 
 _SMALL = 16 * 1024  # bytes that are parsed sooner than another thread would wake up
+_LARGE = 2**20  # bytes; fewer are parsed in 10 ms at most
+_large = threading.Lock()
+"""Large bodies are parsed one at a time: with several threads at it, the event loop, when it wants
+to go on, would often lose to the next of them."""
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`(?: - at `\$\.?(.*)`)?", re.DOTALL)
 _WRONG = re.compile(r"(.*) - at `\$\.?(.*)`", re.DOTALL)
 _TYPES = re.compile(r"Expected `(.*)`, got `(.*)`")
@@ -45,29 +49,37 @@ _MAX_SHOWN = 60  # characters
 _MISSING = re.compile(r"Object missing required field `(.*)`")
 
 
-async def read_body(request: Request, limit: int) -> bytes:
-    """The whole body. Raises ApiError: 415 for what is not JSON, 413 for more than `limit` bytes,
-    as soon as that is known, 408 when it takes too long; ClientDisconnect."""
+async def read_body(request: Request, args: ServerArgs) -> bytes:
+    """The whole body. Raises ApiError: 415 for what is not JSON as it is, 413 for more than
+    `max_body_bytes`, as soon as that is known, 408 after `body_timeout`; ClientDisconnect."""
+    limit, seconds = args.max_body_bytes, args.body_timeout
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and not (kind.startswith("application/") and "+json" in kind):
         raise ApiError(
             415, f"The body must have Content-Type: application/json, got {kind[:100] or 'none'}."
+        )
+    coding = ", ".join(request.headers.getlist("content-encoding")).strip().lower()
+    if coding not in ("", "identity"):
+        raise ApiError(
+            415,
+            f"The body must come as it is, without Content-Encoding, got {coding[:100]}.",
+            headers={"Accept-Encoding": "identity"},
         )
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit:
         raise _too_large(limit)
     pieces, size = [], 0
     try:
-        async with asyncio.timeout(READ_SECONDS):
+        async with asyncio.timeout(seconds):
             async for piece in request.stream():
                 size += len(piece)
                 if size > limit:
                     raise _too_large(limit)
                 pieces.append(piece)
     except TimeoutError:
-        raise ApiError(408, f"The body did not arrive within {READ_SECONDS:g} s.") from None
-    except ClientDisconnect:
-        raise
+        raise ApiError(
+            408, f"The body did not arrive within {seconds:g} s (--body-timeout)."
+        ) from None
     return b"".join(pieces)
 
 
@@ -95,17 +107,24 @@ def parse(body: bytes, kind: type[Kind]) -> Kind:
         raise RequestError(f"The body may hold {MAX_COMMAS} commas, and has more.")
     try:
         try:
-            return msgspec.json.decode(body, type=kind)
+            return _decode(body, kind)
         except msgspec.ValidationError as error:
             if not _UNKNOWN.fullmatch(str(error)):
                 raise
-            return msgspec.json.decode(_without_nulls(body, kind), type=kind)
+            return _decode(_without_nulls(body, kind), kind)
     except msgspec.ValidationError as error:
         raise _wrong_field(str(error), kind, body) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RequestError(f"The body is not valid JSON: {error}.") from None
     except RecursionError:
         raise RequestError("The body is nested too deeply.") from None
+
+
+def _decode(body: bytes, kind: type[Kind]) -> Kind:
+    if len(body) <= _LARGE:
+        return msgspec.json.decode(body, type=kind)
+    with _large:
+        return decode_large(body, kind)
 
 
 def _without_nulls(body: bytes, kind: type[msgspec.Struct]) -> bytes:

@@ -22,6 +22,7 @@ _INTEGERS = {
     "keep_alive_timeout": (0, _INT32),
 }
 _SECONDS = ("shutdown_timeout", "log_interval")
+_TIME_LIMITS = ("head_timeout", "body_timeout", "send_timeout")
 
 
 def check_server(args: ServerArgs) -> None:
@@ -36,6 +37,10 @@ def check_server(args: ServerArgs) -> None:
         value = getattr(args, name)
         if value is not None and not (value >= 0 and math.isfinite(value)):
             raise ConfigError(f"{name} must be a number of seconds, 0 or more, got {value}.")
+    for name in _TIME_LIMITS:
+        value = getattr(args, name)
+        if not (value > 0 and math.isfinite(value)):
+            raise ConfigError(f"{name} must be a number of seconds, more than 0, got {value}.")
     _check_name("log_level", args.log_level, _LOG_LEVELS)
     _check_name("chat_template_content_format", args.chat_template_content_format, _CONTENT_FORMATS)
     if not _PREFIX.fullmatch(args.metrics_prefix):

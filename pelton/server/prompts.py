@@ -67,6 +67,8 @@ class PromptReader:
         self._trusts_templates = trusts_templates
         self._max_characters = max(_MAX_CHARACTERS, _MAX_PER_TOKEN * max_model_len)
         width = max_bytes_per_token(tokenizer)
+        # The tokenizer counts its vocabulary, 0.1 s, when it is asked first: not by a request.
+        _ = tokenizer.vocab_size
         self._max_bytes = None if width is None else width * max_model_len
 
     async def completion(self, body: CompletionBody) -> list[ReadyPrompt]:

@@ -9,9 +9,7 @@ import logging
 import os
 import signal
 import socket
-import ssl
 import sys
-from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from typing import cast
 
@@ -26,6 +24,7 @@ from pelton.engine.prompts import load_template
 from pelton.errors import ConfigError
 from pelton.metrics.prometheus import ServerMetrics
 from pelton.server.app import create_app
+from pelton.server.connections import Server, server_of
 from pelton.server.keys import read_keys
 from pelton.server.listen import bound_socket, url_of
 from pelton.server.options import check_server
@@ -118,14 +117,6 @@ def make_state(
     )
 
 
-class _Server(uvicorn.Server):
-    """Leaves signals to `_Serving`."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        yield
-
-
 class _Serving:
     """One run of the server, and what signals do to it."""
 
@@ -137,9 +128,11 @@ class _Serving:
         self._keys = keys
         self._listener = listener
         self._num_signals = 0
-        self._server: _Server | None = None
+        self._server: Server | None = None
+        self._state: ServerState | None = None
         self._engine: AsyncLLM | None = None
         self._main: asyncio.Task[None] | None = None
+        self._draining: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
 
     async def run(self) -> int:
@@ -156,7 +149,7 @@ class _Serving:
         self._num_signals += 1
         if self._num_signals == 1 and self._server is not None:
             log.info("Stopping when running requests are done; once more, and they are ended.")
-            self._server.should_exit = True
+            self._draining = asyncio.create_task(self._drain(self._server))
             timeout = self._args.shutdown_timeout
             self._ending = asyncio.create_task(self._end_requests(timeout))
         elif self._num_signals == 2 and self._server is not None:
@@ -168,6 +161,13 @@ class _Serving:
             self._main.cancel()
         else:
             os._exit(_INTERRUPTED)
+
+    async def _drain(self, server: Server) -> None:
+        """Whoever comes now is told to go elsewhere, until nothing is left to do."""
+        if self._state is not None:
+            self._state.is_stopping = True
+        await server.drain()
+        server.should_exit = True
 
     async def _end_requests(self, timeout: float | None) -> None:
         """After `timeout` seconds, if any: running requests get an error, and then a moment in
@@ -193,7 +193,8 @@ class _Serving:
             await asyncio.shield(engine.close())
 
     async def _serve(self, state: ServerState, app: Starlette) -> None:
-        self._server = server = _Server(_uvicorn_config(app, self._args))
+        self._server = server = server_of(app, self._args)
+        self._state = state
         gc.collect()
         gc.freeze()  # what is here now stays; looking through it again and again would cost pauses
         watching = asyncio.create_task(self._watch_engine(state))
@@ -227,42 +228,16 @@ def _log_phase(name: str, seconds: float) -> None:
     log.log(logging.INFO if seconds > _LONG_PHASE else logging.DEBUG, "%s: %.2f s", name, seconds)
 
 
-_MAX_HEAD_BYTES = 64 * 1024
-"""Of a request line with its headers."""
-
-
 async def _log_rates(state: ServerState) -> None:
     if state.args.log_interval > 0:
         await log_throughput(state, state.args.log_interval)
 
 
-def _uvicorn_config(app: Starlette, args: ServerArgs) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,
-        log_config=None,
-        access_log=False,
-        # The other parser that uvicorn knows takes headers without an end, in quadratic time.
-        http="h11",
-        h11_max_incomplete_event_size=_MAX_HEAD_BYTES,
-        lifespan="off",
-        ws="none",
-        server_header=False,
-        proxy_headers=False,
-        root_path=args.root_path,
-        timeout_keep_alive=args.keep_alive_timeout,
-        ssl_certfile=args.ssl_certfile,
-        ssl_keyfile=args.ssl_keyfile,
-        ssl_keyfile_password=args.ssl_keyfile_password,
-        ssl_ca_certs=args.ssl_ca_certs,
-        ssl_cert_reqs=ssl.CERT_NONE if args.ssl_ca_certs is None else ssl.CERT_REQUIRED,
-    )
-
-
 def set_up_logging(level: str) -> None:
-    """Pelton's and uvicorn's lines go to standard error."""
+    """Pelton's lines go to standard error, and uvicorn's of faults: what strangers send is none."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s"))
-    for name, least in (("pelton", level.upper()), ("uvicorn", "WARNING")):
+    for name, least in (("pelton", level.upper()), ("uvicorn", "ERROR")):
         logger = logging.getLogger(name)
         logger.handlers[:] = [handler]
         logger.setLevel(least)

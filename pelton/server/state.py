@@ -10,14 +10,17 @@ from pelton.config.server import ServerArgs
 from pelton.engine.async_llm import AsyncLLM, EngineStats
 from pelton.metrics.prometheus import EngineNumbers, ServerMetrics
 from pelton.server.endpoint import InFlight
+from pelton.server.errors import unavailable
 from pelton.server.prompts import PromptReader
 from pelton.server.service import Service
+
+_RESTART_SECONDS = 10.0
 
 
 @dataclass(slots=True, kw_only=True)
 class ServerState:
     """One served model. root: its checkpoint's name. created: seconds since 1970; started: the same
-    moment on the monotonic clock."""
+    moment on the monotonic clock. is_stopping: what runs is finished, and nothing else is begun."""
 
     engine: AsyncLLM
     service: Service
@@ -31,6 +34,12 @@ class ServerState:
     in_flight: InFlight = field(default_factory=InFlight)
     created: int = field(default_factory=lambda: int(time.time()))
     started: float = field(default_factory=time.monotonic)
+    is_stopping: bool = False
+
+    def check_open(self) -> None:
+        """Raises ApiError, 503, when no more requests are taken."""
+        if self.is_stopping:
+            raise unavailable("The server is stopping.", retry_after=_RESTART_SECONDS)
 
 
 def engine_numbers(now: EngineStats) -> EngineNumbers:

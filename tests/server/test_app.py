@@ -370,6 +370,10 @@ def test_browsers_of_other_origins_are_let_in_only_if_named() -> None:
             assert response.headers["access-control-allow-origin"] == "https://a.example"
             response = await server.client.options(CHAT, headers={**headers, "origin": "https://b"})
             assert "access-control-allow-origin" not in response.headers
+            assert response.status_code == 400
+            assert response.headers["content-type"] == "application/json"
+            assert "https://b may not" in response.json()["error"]["message"]
+            assert "origin is not allowed" in response.json()["error"]["message"]
 
     run(main)
 

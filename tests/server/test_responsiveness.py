@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import os
 import shutil
+import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from support.folders import new_folder
-from support.processes import serving
+from support.processes import serving, waited_for_processor
 from support.scripted_engine import scripted_llm, smollm2
 from support.serving import served_in_thread
 from support.tiny import tiny_llama
@@ -32,7 +34,7 @@ def wordy_model() -> Path:
         num_hidden_layers=1,
         tie_word_embeddings=True,
     )
-    folder = new_folder("wordy") / "wordy"
+    folder = Path(tempfile.mkdtemp(prefix="pelton-wordy-")) / "wordy"
     shutil.copytree(weights, folder)
     tokenizer.backend.save(str(folder / "tokenizer.json"))
     settings = {**tokenizer.special_tokens, "chat_template": tokenizer.chat_template}
@@ -40,12 +42,48 @@ def wordy_model() -> Path:
     return folder
 
 
+class Clock:
+    """Wall time less what the main threads of some processes waited for a processor meanwhile: the
+    machine's other users are not the server's fault. Its waiting for the GIL is.
+
+    longest: between `begin` and `end`, and in wall time, in seconds.
+    """
+
+    def __init__(self, pids: Sequence[int]) -> None:
+        self._pids = pids
+        self._began = self._now()
+        self.longest, self.longest_wall = 0.0, 0.0
+
+    def _now(self) -> tuple[float, float]:
+        return time.perf_counter(), sum(map(waited_for_processor, self._pids))
+
+    def begin(self) -> None:
+        self._began = self._now()
+
+    def end(self) -> None:
+        now, waited = self._now()
+        wall = now - self._began[0]
+        self.longest = max(self.longest, wall - (waited - self._began[1]))
+        self.longest_wall = max(self.longest_wall, wall)
+
+    def __str__(self) -> str:
+        return f"{self.longest:.3f} s at most, {self.longest_wall:.3f} s with waits for a processor"
+
+
 async def watch(
-    url: str, num_prompts: int, num_bytes: int, *, num_tokens: int = 2000
-) -> tuple[float, float, list[int]]:
+    url: str,
+    num_prompts: int,
+    num_bytes: int,
+    *,
+    num_tokens: int = 2000,
+    server: int | None = None,
+    engine: int | None = None,
+) -> tuple[Clock, Clock, list[int]]:
     """Sends prompts of `num_bytes` at once, a part of them to be refused by their length alone, a
-    part to be tokenized and cut, and a part as chats. Returns the longest time that /health took
-    and the longest gap in a stream meanwhile, in seconds, and the prompts' statuses."""
+    part to be tokenized and cut, and a part as chats. Returns the times that /health took and the
+    gaps in a stream meanwhile, and the prompts' statuses.
+
+    server, engine: their processes, other than this one."""
     text = (WORDS * (num_bytes // len(WORDS) + 1))[:num_bytes]
     bodies: list[tuple[str, dict[str, Any]]] = [
         ("/v1/completions", {"prompt": text, "max_tokens": 1}),
@@ -55,35 +93,32 @@ async def watch(
         ),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": text}]}),
     ]
-    folder = new_folder("bodies")
+    folder = Path(tempfile.mkdtemp(prefix="pelton-bodies-"))
     for number, (_, body) in enumerate(bodies):
         (folder / str(number)).write_text(json.dumps(body))
-    slowest, gap = 0.0, 0.0
+    here = [os.getpid(), *([] if server is None else [server])]
+    health, gaps = Clock(here), Clock([*here, *([] if engine is None else [engine])])
     is_over = asyncio.Event()
     async with httpx.AsyncClient(base_url=url, timeout=300) as client:
         streaming = asyncio.Event()
 
         async def stream() -> None:
-            nonlocal gap
             body = {"prompt": "Go", "max_tokens": num_tokens, "ignore_eos": True, "stream": True}
             async with client.stream("POST", "/v1/completions", json=body) as response:
-                last = None
                 async for _ in response.aiter_raw():
-                    now = time.perf_counter()
-                    if last is not None:
-                        gap = max(gap, now - last)
-                    last = now
+                    if streaming.is_set():
+                        gaps.end()
+                    gaps.begin()
                     streaming.set()
                     if is_over.is_set():
                         return
             raise AssertionError("the stream ended too early")
 
         async def poll() -> None:
-            nonlocal slowest
             while not is_over.is_set():
-                began = time.perf_counter()
+                health.begin()
                 assert (await client.get("/health")).status_code == 200
-                slowest = max(slowest, time.perf_counter() - began)
+                health.end()
                 await asyncio.sleep(0.1)
 
         async def send(number: int) -> int:
@@ -105,11 +140,10 @@ async def watch(
         tasks = [asyncio.create_task(stream()), asyncio.create_task(poll())]
         async with asyncio.timeout(30):
             await streaming.wait()
-        gap = 0.0
         statuses = await asyncio.gather(*(send(number) for number in range(num_prompts)))
         is_over.set()
         await asyncio.gather(*tasks)
-    return slowest, gap, statuses
+    return health, gaps, statuses
 
 
 pytestmark = pytest.mark.skipif(
@@ -119,19 +153,28 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.mark.long
 def test_ten_prompts_of_5_megabytes() -> None:
-    """On a machine with nothing else to do: /health within 100 ms, no gap of 100 ms in a stream."""
+    """/health within 100 ms, no gap of 100 ms in a stream."""
     with serving(model=wordy_model()) as server:
-        slowest, gap, statuses = asyncio.run(watch(server.url, 10, 5_000_000, num_tokens=8000))
-        print(f"/health {slowest:.3f} s at most, stream {gap:.3f} s")
+        health, gaps, statuses = asyncio.run(
+            watch(
+                server.url,
+                10,
+                5_000_000,
+                num_tokens=8000,
+                server=server.process.pid,
+                engine=server.engine_pid(),
+            )
+        )
+        print(f"/health {health}; stream {gaps}")
         assert set(statuses) == {200, 400}
-        assert slowest < 0.1
-        assert gap < 0.1
+        assert health.longest < 0.1
+        assert gaps.longest < 0.1
 
 
 def test_prompts_of_a_megabyte() -> None:
     """With room for a busy machine: on the loop, a megabyte would take a second or more."""
     with served_in_thread(lambda: scripted_llm(delay=0.01)) as url:
-        slowest, gap, statuses = asyncio.run(watch(url, 3, 1_000_000))
+        health, gaps, statuses = asyncio.run(watch(url, 3, 1_000_000))
         assert sorted(statuses) == [200, 400, 400]
-        assert slowest < 0.7
-        assert gap < 0.7
+        assert health.longest < 0.7
+        assert gaps.longest < 0.7

@@ -7,6 +7,8 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -65,7 +67,7 @@ def test_a_head_without_an_end_is_cut_off(server: ServeProcess) -> None:
             with contextlib.suppress(ConnectionError):
                 for _ in range(400):
                     connection.sendall(piece)
-                assert b" 400 " in connection.recv(100)
+                assert b" 431 " in connection.recv(100)
             with contextlib.suppress(ConnectionError):
                 while connection.recv(1000):
                     pass
@@ -227,24 +229,44 @@ def test_metrics_and_log(client: openai.OpenAI, server: ServeProcess) -> None:
 
 
 def test_first_interrupt_drains_and_exit_code_is_0() -> None:
-    with serving("--log-prompts") as running:
+    """What runs is finished. Who comes meanwhile, on a new connection or an open one, is told to
+    go elsewhere; those who watch are answered to the end."""
+    with serving("--log-prompts", model=chat_model(8192)) as running:
         found: list[str] = []
 
         def read() -> None:
-            body = {"prompt": "Hello", "max_tokens": 200, "ignore_eos": True, "stream": True}
-            with httpx.stream("POST", f"{running.url}/v1/completions", json=body) as response:
+            body = {"prompt": "Hello", "max_tokens": 1500, "ignore_eos": True, "stream": True}
+            with httpx.stream(
+                "POST", f"{running.url}/v1/completions", json=body, timeout=60
+            ) as response:
                 for line in response.iter_lines():
                     found.append(line)
 
-        reader = threading.Thread(target=read)
-        reader.start()
-        while len(found) < 4:
-            time.sleep(0.005)
-        engine = running.engine_pid()
-        running.process.send_signal(signal.SIGINT)
-        reader.join(30)
-        assert found[-2] == "data: [DONE]"
-        assert running.wait() == 0
+        with httpx.Client(base_url=running.url) as open_before:
+            assert open_before.get("/health").status_code == 200
+            reader = threading.Thread(target=read)
+            reader.start()
+            while len(found) < 4:
+                time.sleep(0.005)
+            engine = running.engine_pid()
+            running.process.send_signal(signal.SIGINT)
+            while (health := httpx.get(f"{running.url}/health")).status_code == 200:
+                time.sleep(0.005)
+            refused = [
+                health,
+                open_before.get("/health"),
+                open_before.post("/v1/completions", json={"prompt": "x"}),
+                httpx.post(f"{running.url}/v1/completions", json={"prompt": "x"}),
+            ]
+            for response in refused:
+                assert response.status_code == 503
+                assert int(response.headers["retry-after"]) > 0
+                assert response.json()["error"]["type"] == "service_unavailable_error"
+            assert httpx.get(f"{running.url}/load").json()["server_load"] == 1
+            assert reader.is_alive(), "the answer was too short for this test"
+            reader.join(60)
+            assert found[-2] == "data: [DONE]"
+            assert running.wait() == 0
         assert gone_within(engine, 5)
         assert "prompt: 'Hello'" in running.log
         assert "Traceback" not in running.log
@@ -303,3 +325,53 @@ def test_killed_engine_ends_the_server_with_its_last_words() -> None:
             assert '"error"' in last or "[DONE]" in last
         assert running.wait(5) == 1
         assert "SIGKILL" in running.log.splitlines()[-1]
+
+
+def test_killed_engine_ends_a_server_that_is_stopping() -> None:
+    with serving(model=chat_model(8192)) as running:
+        engine = running.engine_pid()
+        with httpx.stream(
+            "POST",
+            f"{running.url}/v1/completions",
+            json={"prompt": "Hi", "max_tokens": 8000, "ignore_eos": True, "stream": True},
+            timeout=30,
+        ) as response:
+            lines = response.iter_lines()
+            next(lines)
+            running.process.send_signal(signal.SIGTERM)
+            while httpx.get(f"{running.url}/health").status_code == 200:
+                time.sleep(0.005)
+            os.kill(engine, signal.SIGKILL)
+            *_, last = [line for line in lines if line]
+            assert '"error"' in last
+        assert running.wait(10) == 1
+        assert "SIGKILL" in running.log.splitlines()[-1]
+
+
+def test_a_full_disk_under_the_log() -> None:
+    """Lines are lost, and nothing else."""
+    path = f"/tmp/pelton-full-{os.getpid()}.sock"
+    command = [sys.executable, "-m", "pelton.cli.main", "serve", str(chat_model())]
+    command += ["--uds", path, "--num-threads", "1", "--log-level", "debug"]
+    with (
+        Path("/dev/full").open("w") as full,
+        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=full, stderr=full) as process,
+        httpx.Client(transport=httpx.HTTPTransport(uds=path), timeout=30) as client,
+    ):
+        try:
+            end = time.monotonic() + 60
+            while True:
+                with contextlib.suppress(httpx.TransportError):
+                    if client.get("http://x/health").status_code == 200:
+                        break
+                assert time.monotonic() < end
+                assert process.poll() is None
+                time.sleep(0.1)
+            for _ in range(20):
+                body = {"prompt": "Hi", "max_tokens": 3}
+                assert client.post("http://x/v1/completions", json=body).status_code == 200
+                assert client.post("http://x/v1/completions", json={}).status_code == 400
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+        finally:
+            process.kill()

@@ -131,3 +131,12 @@ def cpu_seconds(pid: int) -> float:
     """Processor time that a process has used."""
     fields: Any = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def waited_for_processor(pid: int) -> float:
+    """Seconds that a process's main thread was ready to run while others did; 0 where the system
+    does not tell."""
+    try:
+        return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[1]) / 1e9
+    except FileNotFoundError:
+        return 0.0

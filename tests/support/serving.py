@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from typing import Any
 
 import httpx
-import uvicorn
 
 from pelton.config.server import ServerArgs
 from pelton.engine.async_llm import AsyncLLM
 from pelton.server.app import create_app
+from pelton.server.connections import server_of
 from pelton.server.serve import make_state
 from pelton.server.state import ServerState
 
@@ -50,17 +50,9 @@ async def served(
     """options: of ServerArgs."""
     args = ServerArgs(**options)
     state = make_state(llm, args)
-    config = uvicorn.Config(
-        create_app(state, keys),
-        port=0,
-        log_config=None,
-        lifespan="off",
-        ws="none",
-        root_path=args.root_path,
-        timeout_graceful_shutdown=1,
-    )
-    server = uvicorn.Server(config)
-    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]
+    server = server_of(create_app(state, keys), args)
+    server.config.port = 0
+    server.config.timeout_graceful_shutdown = 1
     task = asyncio.create_task(server.serve())
     while not server.started:
         await asyncio.sleep(0.002)

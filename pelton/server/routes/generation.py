@@ -39,7 +39,7 @@ async def chat_completions(state: ServerState, call: Call) -> Answer:
 
 async def _begin(state: ServerState, call: Call, kind: type[Body]) -> tuple[Body, RequestWatch]:
     request = call.request
-    raw = await read_body(request, state.args.max_body_bytes)
+    raw = await read_body(request, state.args)
     body = await parse_body(state.pool, raw, kind)
     if body.request_id is not None and call.shown_id == call.id:
         call.shown_id = shown_id(body.request_id)

@@ -14,7 +14,8 @@ from pelton.server.streaming import json_bytes
 
 
 async def health(state: ServerState, call: Call) -> Answer:
-    """200 while the engine runs, 503 when it has died."""
+    """200 while requests are taken; 503 when the server is stopping or the engine has died."""
+    state.check_open()
     if not state.engine.is_alive:
         raise unavailable("The engine has stopped.")
     return Answer(json_bytes(Health()))

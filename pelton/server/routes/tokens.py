@@ -12,7 +12,7 @@ from pelton.server.streaming import json_bytes
 
 async def tokenize(state: ServerState, call: Call) -> Answer:
     """Token ids of a text, or of a conversation as the chat template renders it."""
-    raw = await read_body(call.request, state.args.max_body_bytes)
+    raw = await read_body(call.request, state.args)
     body = await parse_body(state.pool, raw, TokenizeBody)
     state.service.check_model(body.model)
     ids = await state.reader.tokens(body)
@@ -30,7 +30,7 @@ def _tokens(state: ServerState, body: TokenizeBody, ids: list[int]) -> bytes:
 
 async def detokenize(state: ServerState, call: Call) -> Answer:
     """The text of token ids, special tokens included."""
-    raw = await read_body(call.request, state.args.max_body_bytes)
+    raw = await read_body(call.request, state.args)
     body = await parse_body(state.pool, raw, DetokenizeBody)
     state.service.check_model(body.model)
     is_small = len(body.tokens) < 1000

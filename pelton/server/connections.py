@@ -1,0 +1,205 @@
+"""Connections: what uvicorn leaves open. Time limits, what cannot be read as HTTP, and stopping.
+
+A connection is swept for what its client does not do:
+
+    waiting for a request   keep_alive_timeout from the last answer (uvicorn's own)
+    request line, headers   head_timeout from the first byte, or from the start of the connection
+    body                    body_timeout, see bodies.py
+    answer                  send_timeout without a byte that leaves
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import socket
+import ssl
+import sys
+import time
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any
+
+import h11
+import uvicorn
+from starlette.applications import Starlette
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from pelton.config.server import ServerArgs
+from pelton.server.errors import ApiError
+from pelton.server.streaming import json_bytes
+
+MAX_HEAD_BYTES = 64 * 1024
+"""Of a request line with its headers."""
+
+_LINGER_SECONDS = 2.0
+"""In which a client may read why it was refused, before its connection breaks under what it still
+sends."""
+_SWEEP_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Seconds, see above."""
+
+    head: float
+    send: float
+
+    @property
+    def sweep(self) -> float:
+        """Between two sweeps."""
+        return min(_SWEEP_SECONDS, self.head / 4, self.send / 4)
+
+
+class Connection(H11Protocol):
+    """One client's."""
+
+    def __init__(self, *arguments: Any, limits: Limits, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._limits = limits
+        self._head_began: float | None = None
+        self._has_sent = False
+        """Something, since a request was last expected."""
+        self._is_refused = False
+        self._num_unsent = 0
+        self._stuck_since = 0.0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._head_began = time.monotonic()
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_refused or self.transport.is_closing():
+            return
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._head_began, self._has_sent = None, False
+            return
+        # The rest of a body that nobody reads counts, too: it must not keep the connection.
+        self._has_sent = True
+        if self._head_began is None:
+            self._head_began = time.monotonic()
+
+    def sweep(self, now: float) -> None:
+        """Is called again and again."""
+        unsent = 0 if self.transport is None else self.transport.get_write_buffer_size()
+        if unsent == 0 or unsent != self._num_unsent:
+            self._num_unsent, self._stuck_since = unsent, now
+        elif now - self._stuck_since > self._limits.send:
+            self.transport.abort()
+            return
+        if self._head_began is None or self.transport.is_closing():
+            return
+        elapsed = now - self._head_began
+        if self._is_refused:
+            if elapsed > _LINGER_SECONDS:
+                self.transport.close()
+        elif elapsed > self._limits.head:
+            if self._has_sent and self.conn.our_state is h11.IDLE:
+                self._refuse(
+                    408,
+                    f"The request's first line and headers did not arrive within "
+                    f"{self._limits.head:g} s (--head-timeout).",
+                )
+            else:
+                self.transport.close()
+
+    def send_400_response(self, msg: str) -> None:
+        """Called where uvicorn handles h11's exception, which knows more than `msg`."""
+        error = sys.exception()
+        status = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
+        if status == 431:
+            what = f"The request's first line and headers may have {MAX_HEAD_BYTES} bytes."
+        else:
+            what = f"This is no HTTP/1.1 request: {error or msg}."
+        self._refuse(status, what)
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Answers, and ends the connection."""
+        if self.cycle is not None:
+            # Whoever works on a request whose body cannot be read learns that it has left.
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.close()
+            return
+        body = json_bytes(ApiError(status, message).answer)
+        headers = [
+            ("content-type", "application/json"),
+            ("content-length", str(len(body))),
+            ("connection", "close"),
+        ]
+        for event in (
+            h11.Response(status_code=status, headers=headers),
+            h11.Data(data=body),
+            h11.EndOfMessage(),
+        ):
+            self.transport.write(self.conn.send(event) or b"")
+        self._is_refused, self._head_began = True, time.monotonic()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """An upgrade is an offer; the request is answered as it stands."""
+
+
+class Server(uvicorn.Server):
+    """Sweeps its connections, stops when asked, and leaves signals alone.
+
+    Make one with `server_of`.
+    """
+
+    def __init__(self, config: uvicorn.Config, limits: Limits) -> None:
+        super().__init__(config)
+        self._limits = limits
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        sweeping = asyncio.create_task(self._sweep())
+        try:
+            await super().serve(sockets)
+        finally:
+            sweeping.cancel()
+
+    async def drain(self) -> None:
+        """Returns when the requests of this moment are answered. Others still come in."""
+        if running := set(self.server_state.tasks):
+            await asyncio.wait(running)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(self._limits.sweep)
+            now = time.monotonic()
+            for connection in list(self.server_state.connections):
+                assert isinstance(connection, Connection)
+                connection.sweep(now)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+def server_of(app: Starlette, args: ServerArgs) -> Server:
+    """Serves `app` as `args` say, but for where it listens."""
+    limits = Limits(head=args.head_timeout, send=args.send_timeout)
+    protocol: Any = functools.partial(Connection, limits=limits)
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        # The other parser that uvicorn knows takes headers without an end, in quadratic time.
+        http=protocol,
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+        lifespan="off",
+        ws="none",
+        server_header=False,
+        proxy_headers=False,
+        root_path=args.root_path,
+        timeout_keep_alive=args.keep_alive_timeout,
+        ssl_certfile=args.ssl_certfile,
+        ssl_keyfile=args.ssl_keyfile,
+        ssl_keyfile_password=args.ssl_keyfile_password,
+        ssl_ca_certs=args.ssl_ca_certs,
+        ssl_cert_reqs=ssl.CERT_NONE if args.ssl_ca_certs is None else ssl.CERT_REQUIRED,
+    )
+    return Server(config, limits)

@@ -1,0 +1,406 @@
+"""What clients do to a connection, by bytes; over a scripted engine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import socket
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from support.scripted_engine import echo_script, engine_of, scripted_llm, text_script
+from support.serving import Served, run, served
+
+from pelton.engine.async_llm import AsyncLLM
+from pelton.messages.to_engine import Abort, AddRequest
+
+HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+BODY = b'{"prompt": "la la", "max_tokens": 3}'
+
+Pipe = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@contextlib.asynccontextmanager
+async def connected(server: Served) -> AsyncIterator[Pipe]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+
+
+@contextlib.asynccontextmanager
+async def alone(llm: AsyncLLM, **options: Any) -> AsyncIterator[Pipe]:
+    """The one connection of a server."""
+    async with served(llm, **options) as server, connected(server) as pipe:
+        yield pipe
+
+
+async def answer(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], bytes]:
+    """Status, headers and body of the next answer; no chunks."""
+    head = (await reader.readuntil(b"\r\n\r\n")).decode()
+    first, *lines = head.rstrip().split("\r\n")
+    headers = {k.lower(): v for k, _, v in (line.partition(": ") for line in lines)}
+    if "content-length" in headers:
+        body = await reader.readexactly(int(headers["content-length"]))
+    else:
+        body = await reader.read()
+    return int(first.split()[1]), headers, body
+
+
+async def trickle(writer: asyncio.StreamWriter, data: bytes = b"x") -> None:
+    """A byte now and then, for ever."""
+    with contextlib.suppress(ConnectionError):
+        while True:
+            writer.write(data)
+            await writer.drain()
+            await asyncio.sleep(0.02)
+
+
+async def is_cut(reader: asyncio.StreamReader, seconds: float = 3) -> bytes:
+    """What comes before the connection ends."""
+    async with asyncio.timeout(seconds):
+        try:
+            return await reader.read()
+        except ConnectionError:
+            return b""
+
+
+def test_a_request_that_never_begins_is_cut_off() -> None:
+    async def main() -> None:
+        async with alone(scripted_llm(), head_timeout=0.2) as (reader, _):
+            assert await is_cut(reader) == b""
+
+    run(main)
+
+
+@pytest.mark.parametrize("before", [b"", HEALTH])
+def test_a_head_that_trickles_is_cut_off(before: bytes) -> None:
+    """At the start of a connection and after a request; told why, in the usual shape."""
+
+    async def main() -> None:
+        async with served(scripted_llm(), head_timeout=0.3) as server:
+            async with connected(server) as (reader, writer):
+                if before:
+                    writer.write(before)
+                    assert (await answer(reader))[0] == 200
+                writer.write(b"GET /health HTTP/1.1\r\nX: ")
+                trickling = asyncio.create_task(trickle(writer))
+                async with asyncio.timeout(3):
+                    status, headers, body = await answer(reader)
+                assert status == 408
+                assert headers["connection"] == "close"
+                assert "head-timeout" in json.loads(body)["error"]["message"]
+                await is_cut(reader)
+                trickling.cancel()
+            assert (await server.client.get("/health")).status_code == 200
+
+    run(main)
+
+
+def test_a_body_that_nobody_reads_may_not_trickle() -> None:
+    async def main() -> None:
+        async with alone(scripted_llm(), head_timeout=0.3) as (reader, writer):
+            writer.write(b"POST /nothing HTTP/1.1\r\nHost: x\r\nContent-Length: 9999\r\n\r\n")
+            assert (await answer(reader))[0] == 404
+            trickling = asyncio.create_task(trickle(writer))
+            await is_cut(reader)
+            trickling.cancel()
+
+    run(main)
+
+
+def test_a_body_that_trickles_is_cut_off() -> None:
+    async def main() -> None:
+        async with alone(scripted_llm(), body_timeout=0.3) as (reader, writer):
+            writer.write(POST + b"Content-Length: 9999\r\n\r\n")
+            trickling = asyncio.create_task(trickle(writer, b" "))
+            async with asyncio.timeout(3):
+                status, _, body = await answer(reader)
+            assert status == 408
+            assert "body-timeout" in json.loads(body)["error"]["message"]
+            trickling.cancel()
+
+    run(main)
+
+
+def test_limits_do_not_hurt_the_slow_but_steady() -> None:
+    """Each request on a connection has its own time, and the answer's does not count."""
+
+    async def main() -> None:
+        async with alone(scripted_llm(echo_script, delay=0.05), head_timeout=0.2) as (
+            reader,
+            writer,
+        ):
+            for _ in range(2):
+                body = b'{"prompt": "la la", "max_tokens": 8}'
+                head = POST + b"Content-Length: %d\r\n\r\n" % len(body)
+                writer.write(head[:50])
+                await asyncio.sleep(0.08)
+                writer.write(head[50:] + body)
+                assert (await answer(reader))[0] == 200
+                await asyncio.sleep(0.25)
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "words"),
+    [
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(range(200)), 400, "no HTTP/1.1"),
+        (b"HELO there\r\n\r\n", 400, "illegal request line"),
+        (b"GET /health HTTP/1.1\r\n\r\n", 400, "Host"),
+        (b"GET /health HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n", 400, "Host"),
+        (b"GET / HTTP/1.1\r\nHost : x\r\n\r\n", 400, "illegal header line"),
+        (POST + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\n", 400, "Content-Length"),
+        (POST + b"Content-Length: -5\r\n\r\n", 400, "Content-Length"),
+        (POST + b"Transfer-Encoding: gzip\r\n\r\n", 501, "Transfer-Encoding"),
+        (POST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", 400, "chunk"),
+        (POST + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}XX", 400, "chunk"),
+        (b"GET /" + b"a" * 70_000, 431, "65536"),
+        (b"GET / HTTP/1.1\r\nHost: x\r\n" + b"X: y\r\n" * 20_000, 431, "65536"),
+    ],
+)
+def test_what_is_no_http_is_told_so(
+    sent: bytes, status: int, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        async with served(scripted_llm()) as server:
+            async with connected(server) as (reader, writer):
+                writer.write(sent)
+                async with asyncio.timeout(5):
+                    found, headers, body = await answer(reader)
+                    assert await reader.read() == b""
+                assert found == status
+                assert headers["content-type"] == "application/json"
+                error = json.loads(body)["error"]
+                assert words.lower() in error["message"].lower()
+                assert error["type"] == "invalid_request_error"
+            assert (await server.client.get("/health")).status_code == 200
+
+    run(main)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+def test_a_large_head_finds_its_answer() -> None:
+    """Though its client goes on sending: no broken line before the answer is read."""
+
+    async def main() -> None:
+        async with served(scripted_llm()) as server, connected(server) as (reader, writer):
+            writer.write(b"GET / HTTP/1.1\r\n")
+            for _ in range(100):
+                writer.write(b"X: " + b"a" * 10_000 + b"\r\n")
+                await writer.drain()
+                await asyncio.sleep(0)
+            assert (await answer(reader))[0] == 431
+
+    run(main)
+
+
+def test_http_1_0() -> None:
+    """No chunks, and the end of the answer is the end of the connection."""
+
+    async def main() -> None:
+        async with alone(scripted_llm(text_script("Hi there."))) as (reader, writer):
+            body = b'{"prompt": "x", "stream": true}'
+            writer.write(POST.replace(b"1.1", b"1.0"))
+            writer.write(b"Content-Length: %d\r\n\r\n" % len(body) + body)
+            status, headers, events = await answer(reader)
+            assert status == 200
+            assert "transfer-encoding" not in headers
+            assert events.startswith(b"data: {")
+            assert events.endswith(b"data: [DONE]\n\n")
+
+    run(main)
+
+
+def test_pipelined_requests_are_answered_in_order() -> None:
+    async def main() -> None:
+        async with alone(scripted_llm(echo_script)) as (reader, writer):
+            one = POST + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
+            writer.write((one + HEALTH) * 20 + b"rubbish\r\n\r\n")
+            for _ in range(20):
+                status, _, body = await answer(reader)
+                assert status == 200
+                assert json.loads(body)["usage"]["completion_tokens"] == 3
+                assert (await answer(reader))[0] == 200
+            assert (await answer(reader))[0] == 400
+            assert await reader.read() == b""
+
+    run(main)
+
+
+def test_chunks_with_extensions_and_trailers() -> None:
+    async def main() -> None:
+        async with alone(scripted_llm(echo_script)) as (reader, writer):
+            for _ in range(2):
+                writer.write(POST + b"Transfer-Encoding: chunked\r\n\r\n")
+                writer.write(b"".join(b"1;a=b\r\n%c\r\n" % byte for byte in BODY))
+                writer.write(b"0\r\nX-Trailer: 1\r\nContent-Length: 7\r\n\r\n")
+                assert (await answer(reader))[0] == 200
+            # Trailers are heads, too.
+            writer.write(POST + b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n0\r\n")
+            writer.write(b"X: y\r\n" * 20_000)
+            assert (await answer(reader))[0] == 431
+
+    run(main)
+
+
+@pytest.mark.parametrize("protocol", [b"websocket", b"h2c"])
+def test_an_upgrade_is_not_taken(protocol: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    """RFC 9110, 7.8: a server may ignore it. What follows is HTTP/1.1, or refused."""
+
+    async def main() -> None:
+        async with served(scripted_llm()) as server, connected(server) as (reader, writer):
+            writer.write(
+                b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: "
+                + protocol
+                + b"\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: eA==\r\n\r\n"
+            )
+            assert (await answer(reader))[0] == 200
+            writer.write(b"\x81\x85\x00\x00\x00\x00Hello\r\n\r\n")
+            assert (await answer(reader))[0] == 400
+
+    run(main)
+    assert not [r for r in caplog.records if "Invalid" not in r.message]
+
+
+def test_a_client_that_asks_before_it_sends() -> None:
+    async def main() -> None:
+        async with alone(scripted_llm(echo_script)) as (reader, writer):
+            writer.write(POST + b"Content-Length: %d\r\n" % len(BODY))
+            writer.write(b"Expect: 100-continue\r\n\r\n")
+            assert b" 100 " in await reader.readuntil(b"\r\n\r\n")
+            writer.write(BODY)
+            assert (await answer(reader))[0] == 200
+
+    run(main)
+
+
+def test_a_client_that_never_reads_is_cut_off() -> None:
+    """And its request is taken from the engine; one that reads slowly is not."""
+
+    async def main() -> None:
+        async with served(scripted_llm(echo_script, step_size=50), send_timeout=0.3) as server:
+            body = {"prompt": "la la", "max_tokens": 1500, "logprobs": 5, "stream": True, "n": 16}
+            raw = json.dumps({**body, "temperature": 1}).encode()
+            head = POST + b"Content-Length: %d\r\n\r\n" % len(raw)
+
+            def client() -> socket.socket:
+                one = socket.socket()
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                one.connect(("127.0.0.1", server.port))
+                one.sendall(head + raw)
+                return one
+
+            never, slow = client(), client()
+            slow.setblocking(False)
+            size, engine = 0, engine_of(server.state.engine)
+            loop = asyncio.get_running_loop()
+            async with asyncio.timeout(10):
+                while server.state.in_flight.now < 2:
+                    await asyncio.sleep(0.01)
+                while server.state.in_flight.now == 2:
+                    size += len(await loop.sock_recv(slow, 20_000))
+                    await asyncio.sleep(0.05)
+            assert size > 0
+            added = [m for m in engine.sent if isinstance(m, AddRequest)]
+            assert len(added) == 2
+            # The other one still gets its own.
+            assert len(await loop.sock_recv(slow, 20_000)) > 0
+            assert server.state.in_flight.now == 1
+            slow.close()
+            never.close()
+
+    run(main)
+
+
+def test_a_thousand_connections() -> None:
+    """Most of them without a word; those that ask are answered."""
+
+    async def main() -> None:
+        async with served(scripted_llm(echo_script), head_timeout=5) as server:
+            pipes: list[Pipe] = []
+            for _ in range(10):
+                new = (asyncio.open_connection("127.0.0.1", server.port) for _ in range(100))
+                pipes += await asyncio.gather(*new)
+            asking = pipes[::10]
+            for _, writer in asking:
+                writer.write(POST + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY)
+            statuses = [(await answer(reader))[0] for reader, _ in asking]
+            assert set(statuses) == {200}
+            assert (await server.client.get("/health")).status_code == 200
+            for _, writer in pipes:
+                writer.close()
+
+    run(main)
+
+
+def test_content_codings_are_refused() -> None:
+    async def main() -> None:
+        async with served(scripted_llm(echo_script)) as server:
+            for coding, status in [("identity", 200), ("gzip", 415), ("identity, br", 415)]:
+                headers = {"content-type": "application/json", "content-encoding": coding}
+                response = await server.client.post(
+                    "/v1/completions", content=BODY, headers=headers
+                )
+                assert response.status_code == status
+                if status == 415:
+                    assert coding in response.json()["error"]["message"]
+                    assert response.headers["accept-encoding"] == "identity"
+
+    run(main)
+
+
+def test_garbage_of_all_kinds(caplog: pytest.LogCaptureFixture) -> None:
+    """Random bytes, and requests with bytes changed, cut or doubled: an answer or an end, no fault
+    of ours, and others are served."""
+    random.seed(5)
+    whole = POST + b"Transfer-Encoding: chunked\r\n\r\n24\r\n" + BODY + b"\r\n0\r\n\r\n" + HEALTH
+
+    limits: dict[str, Any] = {"head_timeout": 0.4, "body_timeout": 0.4, "keep_alive_timeout": 1}
+
+    def garbled() -> bytes:
+        data = bytearray(whole)
+        for _ in range(random.randint(1, 4)):
+            place = random.randrange(len(data))
+            kind = random.randrange(3)
+            if kind == 0:
+                data[place] = random.choice(b"\x00\r\n :\xff0;{")
+            elif kind == 1:
+                del data[place : place + random.randint(1, 30)]
+            else:
+                data[place:place] = data[place : place + random.randint(1, 30)]
+        return bytes(data)
+
+    async def main() -> None:
+        async with served(scripted_llm(echo_script), **limits) as server:
+
+            async def try_one(data: bytes) -> None:
+                async with connected(server) as (reader, writer):
+                    half = random.randrange(len(data) + 1)
+                    writer.write(data[:half])
+                    await asyncio.sleep(0)
+                    writer.write(data[half:])
+                    if random.random() < 0.3:
+                        writer.close()
+                        return
+                    found = await is_cut(reader, 10)
+                    assert b" 500 " not in found
+
+            tries = [garbled() for _ in range(150)]
+            tries += [random.randbytes(random.randint(1, 3000)) for _ in range(50)]
+            await asyncio.gather(*(try_one(data) for data in tries if data))
+            assert (await server.client.get("/health")).status_code == 200
+            async with asyncio.timeout(5):
+                while server.state.in_flight.now:
+                    await asyncio.sleep(0.01)
+            engine = engine_of(server.state.engine)
+            assert sum(isinstance(message, (AddRequest, Abort)) for message in engine.sent) > 0
+
+    run(main)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
