@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import socket
 import ssl
 from collections.abc import Generator
@@ -12,6 +13,8 @@ from pathlib import Path
 from pelton.config.reasons import reason_of
 from pelton.config.server import ServerArgs
 from pelton.errors import ConfigError
+
+_MAX_FILES = 65536
 
 
 @contextlib.contextmanager
@@ -45,6 +48,15 @@ def bound_socket(args: ServerArgs) -> Generator[socket.socket, None, None]:
                 "another --port or --host."
             ) from None
         yield listener
+
+
+def raise_file_limit() -> None:
+    """Each connection takes a file, and many systems allow 1024 unless they are asked."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):  # as few as there were, then
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ from pelton.metrics.prometheus import ServerMetrics
 from pelton.server.app import create_app
 from pelton.server.connections import Server, server_of
 from pelton.server.keys import read_keys
-from pelton.server.listen import bound_socket, url_of
+from pelton.server.listen import bound_socket, raise_file_limit, url_of
 from pelton.server.options import check_server
 from pelton.server.prompts import PromptReader
 from pelton.server.service import Service
@@ -51,6 +51,7 @@ def serve(engine_args: EngineArgs, args: ServerArgs) -> int:
     check_server(args)
     keys = read_keys(args.api_key or (), args.api_key_file, api_keys())
     set_up_logging(args.log_level)
+    raise_file_limit()
     # A thread that runs a template must not keep the event loop waiting for 5 ms each time.
     sys.setswitchinterval(0.0005)
     loop_factory = uvicorn.Config("", log_config=None).get_loop_factory()

@@ -186,6 +186,20 @@ def test_what_is_no_http_is_told_so(
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
+def test_a_body_that_goes_wrong_after_its_answer_has_begun(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> None:
+        async with alone(scripted_llm(), max_body_bytes=10) as (reader, writer):
+            writer.write(POST + b"Transfer-Encoding: chunked\r\n\r\n14\r\n" + b" " * 20 + b"\r\n")
+            assert b" 413 " in await reader.readline()
+            writer.write(b"zz\r\n")
+            await is_cut(reader, 1)
+
+    run(main)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 def test_a_large_head_finds_its_answer() -> None:
     """Though its client goes on sending: no broken line before the answer is read."""
 
@@ -285,7 +299,7 @@ def test_a_client_that_never_reads_is_cut_off() -> None:
     """And its request is taken from the engine; one that reads slowly is not."""
 
     async def main() -> None:
-        async with served(scripted_llm(echo_script, step_size=50), send_timeout=0.3) as server:
+        async with served(scripted_llm(echo_script, step_size=50), send_timeout=1.0) as server:
             body = {"prompt": "la la", "max_tokens": 1500, "logprobs": 5, "stream": True, "n": 16}
             raw = json.dumps({**body, "temperature": 1}).encode()
             head = POST + b"Content-Length: %d\r\n\r\n" % len(raw)

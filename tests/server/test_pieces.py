@@ -23,6 +23,7 @@ VALUES = st.recursive(
 PROMPTS = (
     TEXTS | st.lists(st.integers(0, 50000)) | st.lists(TEXTS) | st.lists(st.lists(st.integers()))
 )
+BYTES = [b'"', b"\\", b",", b"x", b"\xff"]
 
 
 def outcome(decode: Any, body: bytes, kind: type[msgspec.Struct]) -> Any:
@@ -40,12 +41,12 @@ def whole(body: bytes, kind: type[msgspec.Struct]) -> Any:
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "PIECE", 16)
+    monkeypatch.setattr(pieces, "PIECE", 32)
 
 
 @pytest.mark.usefixtures("small_pieces")
 def test_pieces_make_the_whole() -> None:
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=100, deadline=None)
     @given(PROMPTS | VALUES, st.booleans(), st.sampled_from([None, 1]), st.data())
     def check(prompt: Any, is_ascii: bool, indent: int | None, data: Any) -> None:
         for kind, value in (
@@ -55,15 +56,14 @@ def test_pieces_make_the_whole() -> None:
         ):
             body = json.dumps(value, ensure_ascii=is_ascii, indent=indent).encode()
             assert outcome(pieces.decode_large, body, kind) == outcome(whole, body, kind), body
-            # One byte is wrong.
             place = data.draw(st.integers(0, len(body) - 1))
-            for byte in b'"\\,x\xff':
-                wrong = body[:place] + bytes([byte]) + body[place + 1 :]
-                found, expected = (outcome(f, wrong, kind) for f in (pieces.decode_large, whole))
-                if isinstance(expected, str):  # of two faults, another may be found first
-                    assert isinstance(found, str), wrong
-                else:
-                    assert found == expected, wrong
+            byte = data.draw(st.sampled_from(BYTES))
+            wrong = body[:place] + byte + body[place + 1 :]
+            found, expected = (outcome(f, wrong, kind) for f in (pieces.decode_large, whole))
+            if isinstance(expected, str):  # of two faults, another may be found first
+                assert isinstance(found, str), wrong
+            else:
+                assert found == expected, wrong
 
     check()
 
@@ -83,7 +83,7 @@ def test_pieces_make_the_whole() -> None:
 @pytest.mark.parametrize("is_ascii", [True, False])
 @pytest.mark.usefixtures("small_pieces")
 def test_texts_are_cut_between_characters(text: str, is_ascii: bool) -> None:
-    for shift in range(16):
+    for shift in range(32):
         body = json.dumps({"prompt": "x" * shift + text}, ensure_ascii=is_ascii).encode()
         assert pieces.decode_large(body, CompletionBody).prompt == "x" * shift + text
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -235,7 +236,7 @@ def test_first_interrupt_drains_and_exit_code_is_0() -> None:
         found: list[str] = []
 
         def read() -> None:
-            body = {"prompt": "Hello", "max_tokens": 1500, "ignore_eos": True, "stream": True}
+            body = {"prompt": "Hello", "max_tokens": 600, "ignore_eos": True, "stream": True}
             with httpx.stream(
                 "POST", f"{running.url}/v1/completions", json=body, timeout=60
             ) as response:
@@ -375,3 +376,21 @@ def test_a_full_disk_under_the_log() -> None:
             assert process.wait(30) == 0
         finally:
             process.kill()
+
+
+def test_as_many_connections_as_the_system_allows() -> None:
+    """Where 200 files are allowed until one asks for more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
+    try:
+        with serving() as running:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            port = int(running.url.rpartition(":")[2])
+            with contextlib.ExitStack() as stack:
+                for _ in range(400):
+                    connection = socket.create_connection(("127.0.0.1", port), timeout=10)
+                    stack.enter_context(connection)
+                connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+                assert b" 200 " in connection.recv(1000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
