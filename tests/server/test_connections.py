@@ -300,15 +300,14 @@ def test_a_client_that_never_reads_is_cut_off() -> None:
 
     async def main() -> None:
         async with served(scripted_llm(echo_script, step_size=50), send_timeout=1.0) as server:
-            body = {"prompt": "la la", "max_tokens": 1500, "logprobs": 5, "stream": True, "n": 16}
+            body = {"prompt": "la la", "max_tokens": 1500, "logprobs": 5, "stream": True, "n": 6}
             raw = json.dumps({**body, "temperature": 1}).encode()
             head = POST + b"Content-Length: %d\r\n\r\n" % len(raw)
 
             def client() -> socket.socket:
                 one = socket.socket()
-                one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**16)
                 one.connect(("127.0.0.1", server.port))
-                one.sendall(head + raw)
                 return one
 
             never, slow = client(), client()
@@ -316,16 +315,24 @@ def test_a_client_that_never_reads_is_cut_off() -> None:
             size, engine = 0, engine_of(server.state.engine)
             loop = asyncio.get_running_loop()
             async with asyncio.timeout(10):
+                connections = server.server.server_state.connections
+                while len(connections) < 2:
+                    await asyncio.sleep(0.01)
+                for connection in connections:  # that the answers do not fit the system's buffers
+                    its = connection.transport.get_extra_info("socket")
+                    its.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**16)
+                for one in (never, slow):
+                    one.sendall(head + raw)
                 while server.state.in_flight.now < 2:
                     await asyncio.sleep(0.01)
                 while server.state.in_flight.now == 2:
-                    size += len(await loop.sock_recv(slow, 20_000))
-                    await asyncio.sleep(0.05)
+                    size += len(await loop.sock_recv(slow, 2**14))
+                    await asyncio.sleep(0.1)
             assert size > 0
             added = [m for m in engine.sent if isinstance(m, AddRequest)]
             assert len(added) == 2
             # The other one still gets its own.
-            assert len(await loop.sock_recv(slow, 20_000)) > 0
+            assert len(await loop.sock_recv(slow, 2**14)) > 0
             assert server.state.in_flight.now == 1
             slow.close()
             never.close()

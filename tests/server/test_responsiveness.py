@@ -44,27 +44,27 @@ def wordy_model() -> Path:
 
 class Clock:
     """Wall time less what the main threads of some processes waited for a processor meanwhile: the
-    machine's other users are not the server's fault. Its waiting for the GIL is.
+    machine's other users are not the server's fault. Waiting for the GIL is, and counts.
 
-    longest: between `begin` and `end`, and in wall time, in seconds.
+    longest: between `begin` and `end`, in seconds. longest_wall: with those waits.
     """
 
     def __init__(self, pids: Sequence[int]) -> None:
         self._pids = pids
-        self._began = self._now()
         self.longest, self.longest_wall = 0.0, 0.0
-
-    def _now(self) -> tuple[float, float]:
-        return time.perf_counter(), sum(map(waited_for_processor, self._pids))
+        self.begin()
 
     def begin(self) -> None:
-        self._began = self._now()
+        self._began, self._waited = self._now()
 
     def end(self) -> None:
         now, waited = self._now()
-        wall = now - self._began[0]
-        self.longest = max(self.longest, wall - (waited - self._began[1]))
+        wall = now - self._began
+        self.longest = max(self.longest, wall - (waited - self._waited))
         self.longest_wall = max(self.longest_wall, wall)
+
+    def _now(self) -> tuple[float, float]:
+        return time.perf_counter(), sum(map(waited_for_processor, self._pids))
 
     def __str__(self) -> str:
         return f"{self.longest:.3f} s at most, {self.longest_wall:.3f} s with waits for a processor"

@@ -14,18 +14,21 @@ import httpx
 from pelton.config.server import ServerArgs
 from pelton.engine.async_llm import AsyncLLM
 from pelton.server.app import create_app
-from pelton.server.connections import server_of
+from pelton.server.connections import Server, server_of
 from pelton.server.serve import make_state
 from pelton.server.state import ServerState
 
 
 class Served:
-    """client: of the running server. state: what it serves."""
+    """client: of the running server. state: what it serves. server: uvicorn's."""
 
-    def __init__(self, client: httpx.AsyncClient, state: ServerState, port: int) -> None:
+    def __init__(
+        self, client: httpx.AsyncClient, state: ServerState, port: int, server: Server
+    ) -> None:
         self.client = client
         self.state = state
         self.port = port
+        self.server = server
 
     async def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
         return await self.client.post(path, json=body, **options)
@@ -61,7 +64,7 @@ async def served(
         async with httpx.AsyncClient(
             base_url=f"http://127.0.0.1:{port}", timeout=20, trust_env=False
         ) as client:
-            yield Served(client, state, port)
+            yield Served(client, state, port, server)
     finally:
         server.should_exit = True
         await task
