@@ -16,6 +16,7 @@ from support.serving import Served, run, served
 
 from pelton.engine.async_llm import AsyncLLM
 from pelton.messages.to_engine import Abort, AddRequest
+from pelton.server.listen import raise_file_limit
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
@@ -312,7 +313,7 @@ def test_a_client_that_never_reads_is_cut_off() -> None:
 
             never, slow = client(), client()
             slow.setblocking(False)
-            size, engine = 0, engine_of(server.state.engine)
+            got = b""
             loop = asyncio.get_running_loop()
             async with asyncio.timeout(10):
                 connections = server.server.server_state.connections
@@ -326,11 +327,9 @@ def test_a_client_that_never_reads_is_cut_off() -> None:
                 while server.state.in_flight.now < 2:
                     await asyncio.sleep(0.01)
                 while server.state.in_flight.now == 2:
-                    size += len(await loop.sock_recv(slow, 2**14))
+                    got += await loop.sock_recv(slow, 2**14)
                     await asyncio.sleep(0.1)
-            assert size > 0
-            added = [m for m in engine.sent if isinstance(m, AddRequest)]
-            assert len(added) == 2
+            assert b"[DONE]" not in got, "it was not the other one that was cut off"
             # The other one still gets its own.
             assert len(await loop.sock_recv(slow, 2**14)) > 0
             assert server.state.in_flight.now == 1
@@ -344,6 +343,7 @@ def test_a_thousand_connections() -> None:
     """Most of them without a word; those that ask are answered."""
 
     async def main() -> None:
+        raise_file_limit()
         async with served(scripted_llm(echo_script), head_timeout=5) as server:
             pipes: list[Pipe] = []
             for _ in range(10):
