@@ -7,7 +7,6 @@ import functools
 import json
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
+from support.folders import new_folder
 from support.processes import serving, waited_for_processor
 from support.scripted_engine import scripted_llm, smollm2
 from support.serving import served_in_thread
@@ -34,7 +34,7 @@ def wordy_model() -> Path:
         num_hidden_layers=1,
         tie_word_embeddings=True,
     )
-    folder = Path(tempfile.mkdtemp(prefix="pelton-wordy-")) / "wordy"
+    folder = new_folder("wordy") / "wordy"
     shutil.copytree(weights, folder)
     tokenizer.backend.save(str(folder / "tokenizer.json"))
     settings = {**tokenizer.special_tokens, "chat_template": tokenizer.chat_template}
@@ -93,7 +93,7 @@ async def watch(
         ),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": text}]}),
     ]
-    folder = Path(tempfile.mkdtemp(prefix="pelton-bodies-"))
+    folder = new_folder("bodies")
     for number, (_, body) in enumerate(bodies):
         (folder / str(number)).write_text(json.dumps(body))
     here = [os.getpid(), *([] if server is None else [server])]
