@@ -7,6 +7,7 @@ from typing import Any
 
 from pelton.config.cache import CacheConfig
 from pelton.config.graphs import GraphsConfig
+from pelton.config.memory import MemoryTable
 from pelton.config.model import GenerationDefaults, ModelConfig
 from pelton.config.scheduler import SchedulerConfig
 from pelton.config.speculation import SpeculationConfig
@@ -41,6 +42,12 @@ class EngineArgs:
     generation_config: where the defaults of sampling come from: "auto" (the checkpoint's
         generation_config.json) | "vllm" or "none" (SamplingParams alone) | a folder that holds
         another generation_config.json, whose end tokens count, too.
+    enforce_eager: launch every step op by op; nothing is recorded and replayed (CUDA graphs on a
+        GPU, lists of calls on a CPU).
+    cudagraph_capture_sizes: tokens of the steps that a CUDA graph is captured for; a step is padded
+        up to the next one. None: a ladder up to max_num_seqs for decodes, and up to 2048 tokens for
+        steps with prompts.
+    max_cudagraph_capture_size: no graph is captured for more tokens than this.
     hf_overrides: config.json keys that replace the checkpoint's.
     """
 
@@ -76,6 +83,9 @@ class EngineArgs:
     quantization: str | None = None
     speculative_config: dict[str, Any] | None = None
     enable_lora: bool = False
+    enforce_eager: bool = False
+    cudagraph_capture_sizes: list[int] | None = None
+    max_cudagraph_capture_size: int | None = None
     chat_template: str | None = None
     generation_config: str = "auto"
     hf_overrides: dict[str, Any] = field(default_factory=dict)
@@ -85,7 +95,8 @@ class EngineArgs:
 class EngineConfig:
     """One engine, decided. Made once by `setup/resolve.py`; nothing changes it later.
 
-    max_model_len counts prompt and output together, in tokens.
+    max_model_len counts prompt and output together, in tokens. memory: of a device that is measured
+    at start, once it is.
     """
 
     model: ModelConfig
@@ -102,6 +113,7 @@ class EngineConfig:
     max_logprobs: int
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     graphs: GraphsConfig = field(default_factory=GraphsConfig)
+    memory: MemoryTable | None = None
 
     @property
     def num_speculative_tokens(self) -> int:

@@ -55,6 +55,7 @@ class CUDADevice:
         self._stream = torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]
         torch.cuda.set_stream(self._stream)
         self._pool = torch.cuda.graph_pool_handle()
+        self._first: torch.cuda.CUDAGraph | None = None
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype, device=self.torch_device)
@@ -73,7 +74,19 @@ class CUDADevice:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
             run()
+        # The pool lives as long as one of its graphs, and this device's recordings may all be made
+        # anew.
+        self._first = self._first or graph
         return CUDARecording(graph)
+
+    def memory(self) -> tuple[int, int]:
+        """(bytes in use by anybody, bytes there are)."""
+        free, total = torch.cuda.mem_get_info(self.torch_device)
+        return total - free, total
+
+    def release_cached(self) -> None:
+        """Give back what was freed and kept for the next request."""
+        torch.cuda.empty_cache()
 
     def copy_to_device(self, target: torch.Tensor, source: torch.Tensor) -> None:
         target.copy_(source, non_blocking=True)

@@ -88,3 +88,15 @@ class Device(Protocol):
     def synchronize(self) -> None:
         """Block the host until the queue is empty."""
         ...
+
+
+class MeasuredDevice(Device, Protocol):
+    """A device that tells how much of its memory is in use."""
+
+    def memory(self) -> tuple[int, int]:
+        """(bytes in use by anybody, bytes there are)."""
+        ...
+
+    def release_cached(self) -> None:
+        """Give back what was freed and kept for the next request."""
+        ...

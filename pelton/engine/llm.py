@@ -58,6 +58,7 @@ class LLM:
         worker = Worker(self.config, checked.checkpoint)
         self.start_times.update(worker.phases)
         self._worker = worker
+        self.config = worker.config
         self._loop = EngineLoop(self.config, worker)
         self._open = OpenRequests(self._loop.add, self._loop.abort, self._tokenizer)
         self._reader = PromptReader(self.config, self._tokenizer)

@@ -101,6 +101,7 @@ def _load(start: Start, outbox: SimpleQueue[FromEngine | None]) -> tuple[Worker,
     worker = Worker(config, checked.checkpoint)
     for name, seconds in worker.phases.items():
         outbox.put(Phase(name, seconds))
+    config = worker.config
     loop = EngineLoop(config, worker)
     # What lives now lives for ever: the collector need not look at it again.
     gc.collect()

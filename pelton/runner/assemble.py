@@ -64,6 +64,7 @@ class Assembled:
     states: RecurrentStates
     offload: KVOffload
     executor: Executor
+    kv_bytes: int
 
 
 def attention_backend(config: EngineConfig) -> AttentionBackend:
@@ -256,6 +257,7 @@ def assemble(
         states=states,
         offload=offload,
         executor=executor,
+        kv_bytes=sum(pool.nbytes for pool in {id(pool): pool for pool in pools}.values()),
     )
 
 

@@ -2,43 +2,76 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from pelton.device.protocol import Device
+from pelton.core.descriptor import Descriptor
+from pelton.device.protocol import Device, MeasuredDevice
 from pelton.forward.executor import Executor
 from pelton.runner.model_runner import ModelRunner
+
+Keys = Sequence[tuple[Descriptor, bool]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureReport:
-    """num_recorded: recordings that were made, in so many seconds."""
+    """num_recorded: recordings that were made, in so many seconds; warm_seconds of them went by in
+    launching each shape once before."""
 
     num_recorded: int
     seconds: float
+    warm_seconds: float
 
 
 def record_all(device: Device, runner: ModelRunner, executor: Executor) -> CaptureReport:
     """Record every shape of the ladder, large ones first: the memory that they need serves the
-    small ones.
+    small ones."""
+    return _record(device, runner, executor, executor.unrecorded()[::-1])
 
-    Each is launched once before, on padding alone, so that its kernels are compiled and loaded and
-    libraries have their workspaces.
-    """
+
+def record_largest(device: MeasuredDevice, runner: ModelRunner, executor: Executor) -> int:
+    """Record the largest shape of each class, so that the device has the memory that all recordings
+    share, and one more. Returns the bytes that each further recording costs beside it."""
+    largest: dict[tuple[int, bool], tuple[Descriptor, bool]] = {}
+    for shape, is_sampled in executor.unrecorded():
+        largest[shape.uniform_query_len, is_sampled] = shape, is_sampled
+    keys = sorted(largest.values(), key=lambda key: -key[0].num_tokens)
+    _record(device, runner, executor, keys)
+    before = device.memory()[0]
+    _record(device, runner, executor, executor.unrecorded()[-1:])
+    return device.memory()[0] - before
+
+
+def _record(device: Device, runner: ModelRunner, executor: Executor, keys: Keys) -> CaptureReport:
+    """Each is launched once before, on padding alone, so that its kernels are compiled and loaded
+    and libraries have their workspaces."""
     started = time.perf_counter()
-    keys = executor.unrecorded()[::-1]
     if keys:
         runner.rest()
         for shape, is_sampled in keys:
             executor.warm(shape, is_sampled)
         device.synchronize()
-        was_enabled = gc.isenabled()
-        gc.disable()  # what it would free in the midst of a capture may belong to the device
-        try:
-            for shape, is_sampled in keys:
-                executor.record(shape, is_sampled)
-        finally:
-            if was_enabled:
-                gc.enable()
-    return CaptureReport(num_recorded=len(keys), seconds=time.perf_counter() - started)
+    warm = time.perf_counter()
+    with _no_collection():
+        for shape, is_sampled in keys:
+            executor.record(shape, is_sampled)
+    return CaptureReport(
+        num_recorded=len(keys),
+        seconds=time.perf_counter() - started,
+        warm_seconds=warm - started,
+    )
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """What the collector frees in the midst of a capture may belong to the device."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -67,11 +67,12 @@ _INTEGERS: dict[str, tuple[int, int]] = {
     "num_gpu_blocks_override": (2, _INT32),
     "num_threads": (1, 4096),
     "max_logprobs": (0, _INT32),
+    "max_cudagraph_capture_size": (1, _INT32),
 }
 _SPECULATION_KEYS = tuple(field.name for field in fields(SpeculationConfig))
 # Verification costs a row per draft, and long runs of right drafts are rare.
 _MAX_DRAFTS = 64
-_BOOLEANS = ("enable_prefix_caching", "batch_invariant")
+_BOOLEANS = ("enable_prefix_caching", "batch_invariant", "enforce_eager")
 _TEXTS = ("model", "tokenizer", "revision", "hf_token", "chat_template")
 _OPTIONAL = {
     *_TEXTS,
@@ -82,6 +83,7 @@ _OPTIONAL = {
     "kv_cache_memory_bytes",
     "num_gpu_blocks_override",
     "num_threads",
+    "max_cudagraph_capture_size",
 }
 
 
@@ -169,6 +171,16 @@ def _check_types(args: EngineArgs) -> None:
             f"kv_offloading_size must be a number of GiB that is at least 0, or None, got "
             f"{offloading!r}."
         )
+    sizes: Any = args.cudagraph_capture_sizes
+    if sizes is not None and not (
+        isinstance(sizes, (list, tuple))
+        and sizes
+        and all(type(size) is int and 0 < size <= _INT32 for size in sizes)
+    ):
+        raise ConfigError(
+            f"cudagraph_capture_sizes must be a list of numbers of tokens, at least 1 each, or "
+            f"None, got {sizes!r}."
+        )
     overrides: Any = args.hf_overrides
     if not isinstance(overrides, Mapping) or not all(isinstance(key, str) for key in overrides):
         raise ConfigError(f"hf_overrides must be a dict with string keys, got {overrides!r}.")
@@ -204,6 +216,12 @@ def _check_combinations(args: EngineArgs) -> None:
             "batch_invariant=True needs attention_backend='invariant' (or 'auto', which takes it), "
             f"got {args.attention_backend!r}."
         )
+    for name in ("cudagraph_capture_sizes", "max_cudagraph_capture_size"):
+        if args.enforce_eager and getattr(args, name) is not None:
+            raise ConfigError(
+                f"{name}={getattr(args, name)!r} says which steps are captured, and "
+                "enforce_eager=True that none is; leave one of them out."
+            )
     sizes = ("num_gpu_blocks_override", "kv_cache_memory_bytes", "gpu_memory_utilization")
     given = [name for name in sizes if getattr(args, name) is not None]
     if len(given) > 1:

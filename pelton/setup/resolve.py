@@ -7,6 +7,7 @@ from dataclasses import replace
 from pelton.config.cache import CacheConfig
 from pelton.config.engine import EngineArgs, EngineConfig
 from pelton.config.env import omp_num_threads
+from pelton.config.graphs import GraphsConfig
 from pelton.config.hardware import DeviceFacts
 from pelton.config.model import ModelConfig
 from pelton.config.scheduler import SchedulerConfig
@@ -30,6 +31,11 @@ _STATES_SHARE = 0.5
 # Tokens. Shared system prompts are often no longer than this.
 _LONG_PREFIX = 512
 _RESERVED_ROWS = 1
+# Rows of captured decodes, and tokens of other captured steps. Neighbours are so close that padding
+# costs little; a step of more tokens is so long that launching it takes no time beside it.
+_DECODE_SIZES = (1, 2, 4, *range(8, 257, 8))
+_MOST_DECODE_ROWS = 512
+_TOKEN_SIZES = (16, 32, 64, 128, 256, 512, 768, 1024, 1536, 2048)
 _MIB = 2**20
 _GIB = 2**30
 
@@ -156,6 +162,7 @@ def resolve(checked: CheckedArgs, facts: DeviceFacts) -> EngineConfig:
             enable_prefix_caching=args.enable_prefix_caching,
             checkpoint_interval=_checkpoint_interval(args, model),
             num_host_pages=_num_host_pages(checked, facts, dtype, num_blocks),
+            memory_share=_memory_share(args, facts),
         ),
         scheduler=SchedulerConfig(
             max_num_seqs=max_num_seqs,
@@ -173,6 +180,7 @@ def resolve(checked: CheckedArgs, facts: DeviceFacts) -> EngineConfig:
         num_threads=_num_threads(args, facts),
         max_logprobs=args.max_logprobs,
         speculation=_speculation(args),
+        graphs=_graphs(args, facts, max_num_seqs, max_num_batched_tokens),
     )
 
 
@@ -189,6 +197,38 @@ def _speculation(args: EngineArgs) -> SpeculationConfig:
         num_speculative_tokens=given["num_speculative_tokens"],
         prompt_lookup_min=least or most or 0,
         prompt_lookup_max=most or least or 0,
+    )
+
+
+def _graphs(
+    args: EngineArgs, facts: DeviceFacts, max_num_seqs: int, max_num_batched_tokens: int
+) -> GraphsConfig:
+    """Raises ConfigError for sizes of CUDA graphs where there are none."""
+    given = args.cudagraph_capture_sizes
+    if facts.kind != "cuda":
+        for name in ("cudagraph_capture_sizes", "max_cudagraph_capture_size"):
+            if getattr(args, name) is not None:
+                raise ConfigError(
+                    f"{name}={getattr(args, name)!r} is for CUDA graphs, and device {facts.kind!r} "
+                    "has none; leave it out."
+                )
+    if args.enforce_eager:
+        return GraphsConfig()
+    if facts.kind != "cuda":
+        return GraphsConfig(every_decode_size=True)
+    most = args.max_cudagraph_capture_size or max_num_batched_tokens
+    num_drafts = _speculation(args).num_speculative_tokens
+    if given is None:
+        rows = {*_DECODE_SIZES, *range(_DECODE_SIZES[-1], _MOST_DECODE_ROWS + 1, 16)}
+        # What is full often is never padded.
+        rows |= {min(max_num_seqs, _MOST_DECODE_ROWS)}
+        tokens = set(_TOKEN_SIZES)
+    else:
+        rows = {size // query_len for size in given for query_len in {1, 1 + num_drafts}}
+        tokens = set(given)
+    return GraphsConfig(
+        decode_sizes=tuple(sorted(size for size in rows if 0 < size <= min(max_num_seqs, most))),
+        token_sizes=tuple(sorted(size for size in tokens if size <= most)),
     )
 
 
@@ -391,6 +431,14 @@ def _kv_budget(checked: CheckedArgs, facts: DeviceFacts, dtype: str) -> int:
     return _usable_bytes(checked, facts) - weights - states
 
 
+def _memory_share(args: EngineArgs, facts: DeviceFacts) -> float | None:
+    """None where the KV cache's size is given, or no worker can measure what is left."""
+    is_given = args.num_gpu_blocks_override or args.kv_cache_memory_bytes
+    if facts.kind != "cuda" or is_given:
+        return None
+    return args.gpu_memory_utilization or _DEFAULT_SHARE[facts.kind]
+
+
 def _usable_bytes(checked: CheckedArgs, facts: DeviceFacts) -> int:
     """Bytes for everything.
 
@@ -539,6 +587,18 @@ def _offload_row(config: EngineConfig, block_bytes: int) -> dict[str, str]:
     }
 
 
+def _graphs_row(graphs: GraphsConfig) -> str:
+    if graphs.is_eager:
+        return "nothing: steps are launched op by op"
+    if graphs.every_decode_size:
+        return "decode steps of every size, when they first occur"
+    words = []
+    for what, sizes in (("rows", graphs.decode_sizes), ("tokens", graphs.token_sizes)):
+        if sizes:
+            words.append(f"steps of up to {sizes[-1]} {what} in {len(sizes)} sizes")
+    return ", ".join(words)
+
+
 def describe(config: EngineConfig) -> str:
     """A short table for the start of an engine."""
     model, cache, scheduler = config.model, config.cache, config.scheduler
@@ -561,6 +621,9 @@ def describe(config: EngineConfig) -> str:
         f"{scheduler.max_steps_in_flight} in flight",
         "attention": config.attention_backend,
     }
+    rows["recorded"] = _graphs_row(config.graphs)
+    if config.memory is not None:
+        rows["memory"] = config.memory.describe()
     speculation = config.speculation
     if speculation.num_speculative_tokens:
         rows["drafts"] = f"{speculation.method}, up to {speculation.num_speculative_tokens}"

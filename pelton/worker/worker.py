@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Callable
+from typing import cast
 
 import torch
 
@@ -15,18 +16,19 @@ from pelton.core.kv.groups import with_tables
 from pelton.core.kv.host_pages import MoveCosts
 from pelton.core.kv.spec import KVGroup
 from pelton.core.plan import StepPlan
-from pelton.device.protocol import Device
+from pelton.device.protocol import Device, MeasuredDevice
 from pelton.device.table import DEVICES
 from pelton.forward.eager import as_live
 from pelton.layers.context import BuildContext
 from pelton.models.protocol import Model
 from pelton.models.table import MODELS
-from pelton.runner.assemble import assemble, attention_backend
+from pelton.runner.assemble import Assembled, assemble, attention_backend
 from pelton.runner.capture import record_all
 from pelton.runner.heads.protocol import StepOutcome
 from pelton.runner.synthetic import time_prompt, warm_up
 from pelton.weights.loader import load_weights
 from pelton.weights.source import open_source
+from pelton.worker.sizing import fit_cache
 
 # Tokens: many enough that a step is bound by products, and not by the weights' way through memory.
 _TIMED_PROMPT = 256
@@ -59,7 +61,8 @@ def load_model(config: EngineConfig, build: BuildContext, checkpoint: Checkpoint
 class Worker:
     """Owns a device's memory. `execute` queues a step and waits for nothing.
 
-    phases: seconds of each start phase, in order. move_costs: what it takes to move KV to host
+    config: the given one, its KV cache as large as what was found free. phases: seconds of each
+    start phase, in order. move_costs: what it takes to move KV to host
     memory and back; measured where that is done and they are not given.
     """
 
@@ -86,10 +89,22 @@ class Worker:
         )
         with torch.inference_mode():
             started = time.perf_counter()
+            others = self._used_bytes()
             self.model = load_model(config, build, checkpoint)
             self.phases["load weights"] = time.perf_counter() - started
+
+            def assembled(config: EngineConfig) -> Assembled:
+                return assemble(config, self.device, self.model, backend, choose=choose)
+
+            if config.cache.memory_share is not None:
+                started = time.perf_counter()
+                device = cast(MeasuredDevice, self.device)
+                weights = self._used_bytes() - others
+                config = fit_cache(device, config, assembled, others=others, weights=weights)
+                self.phases["measure memory"] = time.perf_counter() - started
+            self.config = config
             started = time.perf_counter()
-            self._assembled = assemble(config, self.device, self.model, backend, choose=choose)
+            self._assembled = assembled(config)
             self.phases["allocate"] = time.perf_counter() - started
             started = time.perf_counter()
             max_tokens = min(config.scheduler.max_num_batched_tokens, config.max_model_len - 1)
@@ -109,6 +124,11 @@ class Worker:
                 started = time.perf_counter()
                 self.move_costs = self._measure_moves(min(_TIMED_PROMPT, max_tokens))
                 self.phases["time copies"] = time.perf_counter() - started
+
+    def _used_bytes(self) -> int:
+        """Of a device that tells."""
+        memory = getattr(self.device, "memory", None)
+        return 0 if memory is None else int(memory()[0])
 
     def _measure_moves(self, prompt_len: int) -> MoveCosts:
         """What moving KV to host memory and back costs here, and what computing it costs."""
