@@ -138,6 +138,11 @@ def test_refusals(args, field, value):
         ("device", "xpu:1", "runs on cpu and cuda"),
         ("max_logprobs", 101, "above the vocabulary's 100"),
         ("mamba_block_size", 0, "from 1 to"),
+        ("enforce_eager", 1, "True or False"),
+        ("cudagraph_capture_sizes", [], "list of numbers of tokens"),
+        ("cudagraph_capture_sizes", [4, 0], "at least 1 each"),
+        ("cudagraph_capture_sizes", "8", "list of numbers of tokens"),
+        ("max_cudagraph_capture_size", 0, "from 1 to"),
         ("mamba_block_size", 32, "has none; leave it out"),
     ],
 )
@@ -203,6 +208,10 @@ def test_combinations(args):
     with pytest.raises(ConfigError, match="batch_invariant=True needs attention_backend"):
         check(replace(args, batch_invariant=True, attention_backend="torch"))
     check(replace(args, batch_invariant=True))
+    for sizes in ({"cudagraph_capture_sizes": [8]}, {"max_cudagraph_capture_size": 8}):
+        check(replace(args, **sizes))
+        with pytest.raises(ConfigError, match="enforce_eager=True that none is; leave one"):
+            check(replace(args, enforce_eager=True, **sizes))
 
 
 def test_the_token_is_never_shown(args):

@@ -5,7 +5,9 @@ import pytest
 
 from pelton.checkpoint.source import Checkpoint
 from pelton.config.engine import EngineArgs
+from pelton.config.graphs import GraphsConfig
 from pelton.config.hardware import DeviceFacts
+from pelton.config.memory import MemoryTable
 from pelton.config.model import GenerationDefaults, Mamba2Config, ModelConfig, RopeConfig
 from pelton.errors import ConfigError
 from pelton.setup.check import CheckedArgs, check
@@ -503,3 +505,64 @@ def test_host_memory_beside_a_gpu(checked):
     assert config.cache.num_host_pages == 2**30 // kv_block_bytes(MODEL, 16, config.cache.dtype)
     with pytest.raises(ConfigError, match=r"above the 1\.0 GiB of host memory"):
         resolve(checked(kv_offloading_size=1.1), facts)
+
+
+GPU = replace(FACTS, kind="cuda", total_bytes=2**37, free_bytes=2**37)
+
+
+def test_what_is_recorded(checked):
+    assert resolve(checked(), FACTS).graphs == GraphsConfig(every_decode_size=True)
+    for facts in (FACTS, GPU):
+        assert resolve(checked(enforce_eager=True), facts).graphs.is_eager
+    graphs = resolve(checked(max_num_seqs=100, max_num_batched_tokens=600), GPU).graphs
+    assert graphs.decode_sizes[:5] == (1, 2, 4, 8, 16)
+    assert graphs.decode_sizes[-2:] == (96, 100), "a full step is not padded"
+    assert graphs.token_sizes == (16, 32, 64, 128, 256, 512)
+    assert resolve(checked(max_num_seqs=2000, max_num_batched_tokens=9000), GPU).graphs == (
+        GraphsConfig(
+            decode_sizes=(1, 2, 4, *range(8, 257, 8), *range(272, 513, 16)),
+            token_sizes=(16, 32, 64, 128, 256, 512, 768, 1024, 1536, 2048),
+        )
+    )
+
+
+def test_given_sizes_of_graphs(checked):
+    drafts = {"method": "ngram", "num_speculative_tokens": 3}
+    config = resolve(
+        checked(cudagraph_capture_sizes=[64, 8, 1], max_num_seqs=50, speculative_config=drafts), GPU
+    )
+    # Rows with one token and rows with four.
+    assert config.graphs.decode_sizes == (1, 2, 8, 16)
+    assert config.graphs.token_sizes == (1, 8, 64)
+    graphs = resolve(checked(max_cudagraph_capture_size=16), GPU).graphs
+    assert (graphs.decode_sizes, graphs.token_sizes) == ((1, 2, 4, 8, 16), (16,))
+
+
+@pytest.mark.parametrize(
+    "given", [{"cudagraph_capture_sizes": [4]}, {"max_cudagraph_capture_size": 4}]
+)
+def test_sizes_of_graphs_are_refused_where_there_are_none(checked, given):
+    (name,) = given
+    with pytest.raises(ConfigError, match=rf"{name}=.*device 'cpu' has none; leave it out"):
+        resolve(checked(**given), FACTS)
+
+
+def test_whether_the_cache_is_measured(checked):
+    """Where its size is given, or by the CPU's share of free memory, it is not."""
+    assert resolve(checked(), GPU).cache.memory_share == 0.9
+    assert resolve(checked(gpu_memory_utilization=0.5), GPU).cache.memory_share == 0.5
+    assert resolve(checked(), FACTS).cache.memory_share is None
+    for given in ({"num_gpu_blocks_override": 400}, {"kv_cache_memory_bytes": 2**30}):
+        assert resolve(checked(**given), GPU).cache.memory_share is None
+
+
+def test_the_table_says_what_is_recorded_and_measured(checked):
+    config = resolve(checked(), GPU)
+    assert "steps of up to 256 rows in 35 sizes" in describe(config)
+    gib = 2**30
+    memory = MemoryTable(
+        others=gib, weights=4 * gib, activations=gib, graphs=gib // 2, kv=20 * gib, total=30 * gib
+    )
+    text = describe(replace(config, memory=memory))
+    assert "kv 20.00, others 1.00, free 3.50 of 30.00 GiB" in text
+    assert "op by op" in describe(resolve(checked(enforce_eager=True), GPU))
