@@ -1,0 +1,266 @@
+"""paged_attention by Triton kernels: few query tokens by `decode`, many by `prefill`.
+
+What is launched follows from the numbers of rows and tokens, the longest query and a bound on
+lengths alone, all of which a captured graph fixes; everything else is read on the device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pelton.ops.paged_attention import AttentionMetadata, AttentionSignature
+from pelton.ops.paged_attention.triton_decode import decode
+from pelton.ops.paged_attention.triton_prefill import prefill
+from pelton.ops.registry import Kernel
+
+# Of one launch's partial results, in float32: 32 MiB.
+_WORKSPACE = 2**23
+_MAX_ROW_HEADS = 2**16
+# Query tokens times heads of a key head that `decode` takes as one tile.
+_MAX_DECODE_ROWS = 64
+# Programs up to which splitting a row's keys pays even when rows are equally long; with more of
+# them, splits of at least _LONG_SPLIT keys even out rows that are not.
+_FULL = 512
+_MAX_SPLITS = 64
+_LONG_SPLIT = 1024
+# Keys of a split where the order of sums is fixed.
+FIXED_SPLIT = 512
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """What launches are sized by. uniform_query_len: of every row, or 0 where rows differ or there
+    may be tokens of padding behind them. has_short, has_long: whether rows with up to, and with
+    more than `short` query tokens may be there."""
+
+    num_rows: int
+    num_tokens: int
+    uniform_query_len: int
+    max_query_len: int
+    max_seq_len: int
+
+    @classmethod
+    def of(cls, meta: AttentionMetadata, num_tokens: int) -> StepShape:
+        """From what a backend prepared, or from the metadata's host side."""
+        found = meta.prepared.get("shape")
+        if found is not None:
+            return found  # type: ignore[no-any-return]
+        lens = meta.query_lens
+        longest, num_rows = int(lens.max(initial=0)), len(meta.seq_lens)
+        is_uniform = longest * num_rows == num_tokens and int(lens.min(initial=longest)) == longest
+        return cls(
+            num_rows,
+            num_tokens,
+            longest if is_uniform else 0,
+            longest,
+            int(meta.seq_len_bounds.max(initial=0)),
+        )
+
+
+class Workspace:
+    """Memory for partial results, shared by all layers: launches follow one another."""
+
+    def __init__(self, device: torch.device | str) -> None:
+        self.partial = torch.empty(_WORKSPACE, dtype=torch.float32, device=device)
+        self.arrived = torch.zeros(_MAX_ROW_HEADS, dtype=torch.int32, device=device)
+
+
+def next_power(n: int) -> int:
+    return 1 << max(n - 1, 0).bit_length()
+
+
+class TritonAttention:
+    """The kernels of one signature, with their tiles.
+
+    is_fixed: tiles, splits and the order of sums do not depend on the batch.
+    """
+
+    def __init__(
+        self,
+        signature: AttentionSignature,
+        workspace: Workspace,
+        sinks: torch.Tensor | None = None,
+        *,
+        is_fixed: bool = False,
+    ) -> None:
+        self.signature, self._workspace, self._is_fixed = signature, workspace, is_fixed
+        self.group = signature.num_heads // signature.num_kv_heads
+        self._sinks = sinks
+        self.pdl = _has_dependent_launch(signature)
+        is_float = signature.dtype == torch.float32
+        self.block_d = max(next_power(signature.head_dim), 16)
+        self.common: dict[str, Any] = {
+            "NUM_HEADS": signature.num_heads,
+            "NUM_KV_HEADS": signature.num_kv_heads,
+            "HEAD_DIM": signature.head_dim,
+            "WINDOW": signature.window or 0,
+            "SOFTCAP": signature.softcap or 0.0,
+            "HAS_SINKS": signature.has_sinks,
+            "BLOCK_D": self.block_d,
+            "PRECISION": "ieee" if is_float else None,
+            "PDL": self.pdl,
+        }
+        self.launch: dict[str, Any] = {"launch_pdl": True} if self.pdl else {}
+        # Elements of a tile of keys, so that the stages fit into shared memory.
+        wide = self.block_d * (2 if is_float else 1)
+        self.decode_tile = {"BLOCK_N": 64 if wide <= 128 else 32, "NUM_STAGES": 3, "num_warps": 4}
+        if is_float:
+            self.prefill_tile = {"BLOCK_M": 64, "BLOCK_N": 32, "NUM_STAGES": 2, "num_warps": 8}
+        elif wide <= 128:
+            self.prefill_tile = {"BLOCK_M": 128, "BLOCK_N": 128, "NUM_STAGES": 2, "num_warps": 8}
+        else:
+            self.prefill_tile = {"BLOCK_M": 128, "BLOCK_N": 64, "NUM_STAGES": 2, "num_warps": 8}
+        if is_fixed:
+            fixed = {"BLOCK_N": 32, "NUM_STAGES": 2, "num_warps": 4}
+            self.decode_tile = fixed
+            self.prefill_tile = {"BLOCK_M": 64, **fixed}
+        self.prefill_tile["BLOCK_M"] = max(self.prefill_tile["BLOCK_M"], next_power(self.group))
+
+    def short(self, shape: StepShape) -> int:
+        """Query tokens of a row up to which `decode` takes it; 0: `prefill` takes all rows."""
+        uniform = shape.uniform_query_len
+        if self._is_fixed:
+            fits = uniform and uniform * self.group <= _MAX_DECODE_ROWS
+            return uniform if fits and self._fixed_splits(shape, uniform) else 0
+        if uniform:
+            return uniform if uniform * self.group <= _MAX_DECODE_ROWS else 0
+        return max(16 // self.group, 1)
+
+    def _fixed_splits(self, shape: StepShape, query_len: int) -> int:
+        """Splits of the longest row, or 0 where one program for each row does as well, or must."""
+        row_heads = shape.num_rows * self.signature.num_kv_heads
+        splits = -(-shape.max_seq_len // FIXED_SPLIT)
+        fits = row_heads * splits <= self._most_programs(query_len)
+        return splits if fits and row_heads < _FULL else 0
+
+    def _most_programs(self, query_len: int) -> int:
+        return _WORKSPACE // (next_power(query_len * self.group) * (self.block_d + 2))
+
+    def splits(self, shape: StepShape, query_len: int) -> tuple[int, int]:
+        """(most splits of a row, fewest keys of a split)."""
+        if self._is_fixed:
+            return max(self._fixed_splits(shape, query_len), 1), FIXED_SPLIT
+        row_heads = max(shape.num_rows * self.signature.num_kv_heads, 1)
+        splits = min(max(_FULL // row_heads, 4), _MAX_SPLITS)
+        splits = min(splits, self._most_programs(query_len) // row_heads)
+        if row_heads > _MAX_ROW_HEADS:
+            splits = 1
+        shortest = self.decode_tile["BLOCK_N"] if row_heads * 4 <= _FULL else _LONG_SPLIT
+        return max(splits, 1), shortest
+
+    def decode(
+        self,
+        shape: StepShape,
+        short: int,
+        query: torch.Tensor,
+        kv: torch.Tensor,
+        meta: AttentionMetadata,
+        out: torch.Tensor,
+        lse: torch.Tensor | None = None,
+        fused: dict[str, Any] | None = None,
+    ) -> None:
+        """query, out: their strides over tokens count alone. fused: further arguments."""
+        splits, min_split = self.splits(shape, short)
+        rows = short * self.group
+        block_m = _MAX_DECODE_ROWS if self._is_fixed else 16
+        table = meta.block_table
+        arguments = fused or {
+            "kv_slots_ptr": None, "cos_ptr": None, "sin_ptr": None, "q_norm_ptr": None,
+            "k_norm_ptr": None, "eps": 0.0, "stride_cos": 0, "stride_sin": 0,
+            "ROTARY_DIM": 0, "HAS_NORM": False,
+        }  # fmt: skip
+        decode[(shape.num_rows * self.signature.num_kv_heads, splits)](
+            query, kv, out, lse, meta.query_start_loc, meta.seq_lens, table, self._sinks,
+            self._workspace.partial, self._workspace.arrived,
+            scale=self.signature.scale, min_split=min_split,
+            stride_query=query.stride(0), stride_out=out.stride(0), stride_table=table.stride(0),
+            **kv_strides(kv), **self.common, **arguments, **self.decode_tile, **self.launch,
+            HAS_LSE=lse is not None, IS_FUSED=fused is not None, IS_FIXED=self._is_fixed,
+            MAX_QUERY=short, ROWS=next_power(rows), BLOCK_M=max(block_m, next_power(rows)), CHUNK=16,
+        )  # fmt: skip
+
+    def prefill(
+        self,
+        shape: StepShape,
+        min_query: int,
+        query: torch.Tensor,
+        kv: torch.Tensor,
+        meta: AttentionMetadata,
+        out: torch.Tensor,
+        lse: torch.Tensor | None = None,
+        fresh: Any = None,
+        fresh_kind: int = 0,
+    ) -> None:
+        table = meta.block_table
+        tile_tokens = self.prefill_tile["BLOCK_M"] // self.group
+        num_tiles = shape.num_tokens // tile_tokens + shape.num_rows
+        prefill[(self.signature.num_kv_heads, num_tiles)](
+            query, fresh, kv, out, lse, meta.query_start_loc, meta.seq_lens, table, self._sinks,
+            num_rows=shape.num_rows, split_len=FIXED_SPLIT, scale=self.signature.scale,
+            stride_query=query.stride(0), stride_out=out.stride(0), stride_table=table.stride(0),
+            **kv_strides(kv), **self.common, **self.prefill_tile, **self.launch,
+            HAS_LSE=lse is not None, FRESH=fresh_kind, IS_FIXED=self._is_fixed,
+            MIN_QUERY=min_query,
+        )  # fmt: skip
+
+    def attend(
+        self,
+        shape: StepShape,
+        query: torch.Tensor,
+        kv: torch.Tensor,
+        meta: AttentionMetadata,
+        out: torch.Tensor,
+        lse: torch.Tensor | None = None,
+        fresh: Any = None,
+        fresh_kind: int = 0,
+    ) -> None:
+        """All rows; tokens of padding are left alone."""
+        short = self.short(shape)
+        if short:
+            self.decode(shape, short, query, kv, meta, out, lse)
+        if shape.max_query_len > short:
+            self.prefill(shape, short + 1, query, kv, meta, out, lse, fresh, fresh_kind)
+
+
+def _has_dependent_launch(signature: AttentionSignature) -> bool:
+    return signature.device_type == "cuda" and torch.cuda.get_device_capability() >= (9, 0)
+
+
+def kv_strides(kv: torch.Tensor) -> dict[str, int]:
+    block, token, kind, head, _ = kv.stride()
+    return {
+        "stride_block": block,
+        "stride_token": token,
+        "stride_kv": kind,
+        "stride_head": head,
+        "BLOCK_SIZE": kv.shape[1],
+    }
+
+
+def paged_attention(
+    signature: AttentionSignature,
+    sinks: torch.Tensor | None = None,
+    *,
+    is_fixed: bool = False,
+) -> Kernel:
+    attention = TritonAttention(
+        signature, Workspace(signature.device_type), sinks, is_fixed=is_fixed
+    )
+
+    def kernel(
+        query: torch.Tensor,
+        kv: torch.Tensor,
+        meta: AttentionMetadata,
+        out: torch.Tensor,
+        lse: torch.Tensor | None = None,
+    ) -> None:
+        num_tokens = int(meta.query_lens.sum())
+        out[num_tokens:].zero_()
+        shape = StepShape.of(meta, len(query))
+        if shape.num_rows and num_tokens:
+            attention.attend(shape, query, kv, meta, out, lse)
+
+    return kernel

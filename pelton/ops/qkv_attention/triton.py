@@ -1,0 +1,85 @@
+"""qkv_attention by Triton kernels.
+
+Where every row has one query token, one kernel does it all: it never reads what another row stores
+in the same step, so nothing has to be stored before. Otherwise norms, rotation and store are one
+kernel, and attention one or two more.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from pelton.ops.paged_attention import AttentionMetadata, AttentionSignature
+from pelton.ops.paged_attention.triton import (
+    StepShape,
+    TritonAttention,
+    Workspace,
+    kv_strides,
+    next_power,
+)
+from pelton.ops.qkv_attention.triton_store import rotate_and_store
+from pelton.ops.registry import Kernel
+
+
+def qkv_attention(
+    signature: AttentionSignature,
+    workspace: Workspace,
+    q_norm: torch.Tensor | None = None,
+    k_norm: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
+    *,
+    is_fixed: bool = False,
+) -> Kernel:
+    attention = TritonAttention(signature, workspace, sinks, is_fixed=is_fixed)
+    num_heads, num_kv_heads = signature.num_heads, signature.num_kv_heads
+    head_dim = signature.head_dim
+    has_norm, eps = q_norm is not None, signature.qk_norm_eps or 0.0
+    heads_at_once = 4
+
+    def store(
+        qkv: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        kv: torch.Tensor,
+        meta: AttentionMetadata,
+        out: torch.Tensor,
+    ) -> None:
+        rotary_dim = cos.shape[-1]
+        rest = head_dim - rotary_dim
+        num_groups = -(-(num_heads + 2 * num_kv_heads) // heads_at_once)
+        rotate_and_store[(len(qkv), num_groups)](
+            qkv, kv, out, meta.kv_slots, cos, sin, q_norm, k_norm, eps,
+            stride_qkv=qkv.stride(0), stride_out=out.stride(0),
+            stride_cos=cos.stride(0), stride_sin=sin.stride(0), **kv_strides(kv),
+            NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,
+            ROTARY_DIM=rotary_dim, HAS_NORM=has_norm, HEADS=heads_at_once,
+            BLOCK_HALF=next_power(rotary_dim // 2), BLOCK_REST=next_power(rest) if rest else 0,
+            BLOCK_D=attention.block_d, PDL=attention.pdl, num_warps=1, **attention.launch,
+        )  # fmt: skip
+
+    def kernel(
+        qkv: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        kv: torch.Tensor,
+        meta: AttentionMetadata,
+        out: torch.Tensor,
+    ) -> None:
+        shape = StepShape.of(meta, len(qkv))
+        if not shape.num_tokens:
+            return
+        if not is_fixed and shape.uniform_query_len == 1:
+            fused: dict[str, Any] = {
+                "kv_slots_ptr": meta.kv_slots, "cos_ptr": cos, "sin_ptr": sin,
+                "q_norm_ptr": q_norm, "k_norm_ptr": k_norm, "eps": eps,
+                "stride_cos": cos.stride(0), "stride_sin": sin.stride(0),
+                "ROTARY_DIM": cos.shape[-1], "HAS_NORM": has_norm,
+            }  # fmt: skip
+            attention.decode(shape, 1, qkv, kv, meta, out, fused=fused)
+            return
+        store(qkv, cos, sin, kv, meta, out)
+        attention.attend(shape, qkv, kv, meta, out)
+
+    return kernel
