@@ -34,7 +34,13 @@ class PagedBackend:
     def metadata(
         self, device: Device, batch: InputBatch, group: KVGroup, dtype: torch.dtype
     ) -> AttentionMetadata:
-        meta = AttentionMetadata(
+        meta = self._view(batch, group)
+        device.launch(self._refresh, meta, batch, group, dtype)
+        return meta
+
+    def _view(self, batch: InputBatch, group: KVGroup) -> AttentionMetadata:
+        """The batch's own tensors."""
+        return AttentionMetadata(
             query_start_loc=batch.step.query_start_loc,
             seq_lens=batch.inputs.seq_lens,
             block_table=batch.inputs.block_tables[group.index],
@@ -45,8 +51,6 @@ class PagedBackend:
             bounds_are_exact=batch.bounds_are_exact,
             num_decode_rows=batch.num_decode_rows,
         )
-        device.launch(self._refresh, meta, batch, group, dtype)
-        return meta
 
     def _refresh(
         self, meta: AttentionMetadata, batch: InputBatch, group: KVGroup, dtype: torch.dtype

@@ -4,6 +4,8 @@ BACKENDS: dict[str, str] = {
     "torch": "pelton.attention.torch_backend:TorchBackend",
     "native": "pelton.attention.native_backend:NativeBackend",
     "reference": "pelton.attention.reference_backend:ReferenceBackend",
+    "triton": "pelton.attention.triton_backend:TritonBackend",
+    "triton_invariant": "pelton.attention.triton_backend:TritonInvariantBackend",
     "invariant": "pelton.attention.invariant_backend:InvariantBackend",
 }
 

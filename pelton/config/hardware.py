@@ -14,7 +14,8 @@ class DeviceFacts:
     this process may use. fast_bf16, fast_fp16: whether products in that type are computed natively,
     so that it is faster than float32 and not only smaller. host_free_bytes: free memory of the host
     where that is not the device's own, else None. has_cpu_kernels: whether the device is the CPU
-    and the library of kernels for it runs here.
+    and the library of kernels for it runs here. has_triton: whether the device is an NVIDIA GPU and
+    Triton is installed.
     """
 
     kind: Literal["cpu", "cuda", "fake"]
@@ -26,3 +27,4 @@ class DeviceFacts:
     fast_fp16: bool
     host_free_bytes: int | None = None
     has_cpu_kernels: bool = False
+    has_triton: bool = False

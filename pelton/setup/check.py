@@ -211,10 +211,14 @@ def _check_combinations(args: EngineArgs) -> None:
             f"max_num_batched_tokens={tokens} is below max_num_seqs={rows}, but every request of a "
             f"step takes a token; raise it to {rows} or lower max_num_seqs."
         )
-    if args.batch_invariant and args.attention_backend not in ("auto", "invariant"):
+    if args.batch_invariant and args.attention_backend not in (
+        "auto",
+        "invariant",
+        "triton_invariant",
+    ):
         raise ConfigError(
-            "batch_invariant=True needs attention_backend='invariant' (or 'auto', which takes it), "
-            f"got {args.attention_backend!r}."
+            "batch_invariant=True needs attention_backend='invariant' or 'triton_invariant' (or "
+            f"'auto', which takes one of them), got {args.attention_backend!r}."
         )
     for name in ("cudagraph_capture_sizes", "max_cudagraph_capture_size"):
         if args.enforce_eager and getattr(args, name) is not None:

@@ -36,6 +36,8 @@ _RESERVED_ROWS = 1
 _DECODE_SIZES = (1, 2, 4, *range(8, 257, 8))
 _MOST_DECODE_ROWS = 512
 _TOKEN_SIZES = (16, 32, 64, 128, 256, 512, 768, 1024, 1536, 2048)
+# What the Triton kernels of attention take (ops/qkv_attention).
+_MAX_TRITON_HEAD, _MAX_TRITON_GROUP = 256, 64
 _MIB = 2**20
 _GIB = 2**30
 
@@ -175,7 +177,7 @@ def resolve(checked: CheckedArgs, facts: DeviceFacts) -> EngineConfig:
         device=device,
         seed=args.seed,
         max_model_len=max_model_len,
-        attention_backend=_attention_backend(args, facts, dtype),
+        attention_backend=_attention_backend(checked, facts, dtype),
         batch_invariant=args.batch_invariant,
         num_threads=_num_threads(args, facts),
         max_logprobs=args.max_logprobs,
@@ -232,16 +234,34 @@ def _graphs(
     )
 
 
-def _attention_backend(args: EngineArgs, facts: DeviceFacts, dtype: str) -> str:
-    """Raises ConfigError for "native" where its kernels do not serve."""
-    unfit = _native_unfit(args, facts, dtype)
+def _attention_backend(checked: CheckedArgs, facts: DeviceFacts, dtype: str) -> str:
+    """Raises ConfigError for kernels that do not serve here."""
+    args = checked.args
+    native, triton = _native_unfit(args, facts, dtype), _triton_unfit(checked, facts, dtype)
     if args.attention_backend == "auto":
         if args.batch_invariant:
-            return "invariant"
-        return "native" if unfit is None else "torch"
-    if args.attention_backend == "native" and unfit is not None:
-        raise ConfigError(f"attention_backend='native' {unfit}; use 'auto' or 'torch'.")
+            return "invariant" if triton else "triton_invariant"
+        if triton is None:
+            return "triton"
+        return "torch" if native else "native"
+    if args.attention_backend == "native" and native is not None:
+        raise ConfigError(f"attention_backend='native' {native}; use 'auto' or 'torch'.")
+    if args.attention_backend in ("triton", "triton_invariant") and triton is not None:
+        raise ConfigError(f"attention_backend={args.attention_backend!r} {triton}; use 'auto'.")
     return args.attention_backend
+
+
+def _triton_unfit(checked: CheckedArgs, facts: DeviceFacts, dtype: str) -> str | None:
+    args, model = checked.args, checked.model
+    if not facts.has_triton:
+        return f"needs an NVIDIA GPU and Triton, which device {facts.kind!r} has not here"
+    if _kv_dtype(args, dtype) != dtype:
+        return f"reads no quantised keys and values, got kv_cache_dtype={args.kv_cache_dtype!r}"
+    if model.head_dim > _MAX_TRITON_HEAD:
+        return f"takes heads of up to {_MAX_TRITON_HEAD}, got head_dim={model.head_dim}"
+    if model.num_heads > _MAX_TRITON_GROUP * model.num_kv_heads:
+        return f"takes up to {_MAX_TRITON_GROUP} query heads for each key head"
+    return None
 
 
 def _native_unfit(args: EngineArgs, facts: DeviceFacts, dtype: str) -> str | None:

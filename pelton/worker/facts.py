@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import replace
 
 import torch
@@ -43,4 +44,5 @@ def _cuda_facts(index: int) -> DeviceFacts:
         fast_bf16=is_ampere,
         fast_fp16=True,
         host_free_bytes=host.free_bytes,
+        has_triton=importlib.util.find_spec("triton") is not None,
     )

@@ -15,7 +15,9 @@ from pelton.attention.table import BACKENDS
 from pelton.core.kv.spec import KVGroup, LayerKV, page_bytes_of, scale_dtype_of
 from pelton.device.fake import FakeDevice
 from pelton.device.native.library import library
+from pelton.errors import UnsupportedError
 from pelton.ops.paged_attention import AttentionSignature
+from pelton.ops.qkv_attention import TRITON
 
 SIGNATURE = AttentionSignature(
     num_heads=4,
@@ -32,7 +34,7 @@ def backend_of(name: str) -> AttentionBackend:
     return getattr(importlib.import_module(module), cls)()
 
 
-@pytest.fixture(params=BACKENDS)
+@pytest.fixture(params=[name for name in BACKENDS if not name.startswith("triton")])
 def backend(request) -> AttentionBackend:
     if request.param == "native" and library() is None:
         pytest.skip("no library of CPU kernels")
@@ -140,3 +142,48 @@ def test_what_a_backend_says_of_itself_is_true(backend):
     assert backend.returns_lse == (backend.name in ("reference", "invariant"))
     window = replace(SIGNATURE, window=3)
     assert callable(backend.bind(window))
+
+
+@pytest.mark.parametrize("name", ["triton", "triton_invariant"])
+@pytest.mark.parametrize(
+    ("lens", "sizes", "expected"),
+    [
+        # rows, tokens, uniform, shortest, longest
+        ([1, 1], None, (2, 2, 1, 1, 1)),
+        ([1, 1], (4, 4), (4, 4, 1, 1, 1)),
+        ([1, 1], (4, 6), (4, 6, 0, 1, 1)),
+        ([3, 6], (4, 10), (4, 10, 0, 3, 6)),
+    ],
+)
+def test_triton_reads_the_batchs_own_tensors(name, lens, sizes, expected):
+    backend, rig = backend_of(name), BatchRig(FakeDevice())
+    rows = [new_row(i, range(n), [[2 * i + 3, 2 * i + 4]]) for i, n in enumerate(lens)]
+    plan = plan_of([(i, n, 0, True, 0) for i, n in enumerate(lens)], new_rows=rows)
+    batch, _ = rig.start(plan, *([] if sizes is None else [padded(*sizes)]))
+    group = KVGroup(index=0, layers=(0,), block_size=4)
+    meta = backend.metadata(rig.device, batch, group, torch.float32)
+    assert meta.kv_slots is batch.inputs.slot_mappings[0]
+    assert meta.block_table is batch.inputs.block_tables[0]
+    shape = meta.prepared["shape"]
+    assert backend.refreshes_in_place
+    assert not backend.reads_past_end
+    assert expected == (
+        shape.num_rows,
+        shape.num_tokens,
+        shape.uniform_query_len,
+        shape.min_query_len,
+        shape.max_query_len,
+    )
+
+
+def test_triton_refuses_with_every_reason():
+    with pytest.raises(UnsupportedError, match="triton: for NVIDIA GPUs"):
+        backend_of("triton").bind(SIGNATURE)
+    for changes, reason in (
+        ({"kv_codes": torch.int8}, "not for quantised"),
+        ({"dtype": torch.float64}, "not in torch.float64"),
+        ({"head_dim": 320}, "head_dim is above 256"),
+        ({"num_heads": 130, "num_kv_heads": 2}, "more than 64 query heads"),
+    ):
+        signature = replace(SIGNATURE, device_type="cuda", **changes)
+        assert reason in str(TRITON[0].refuses(signature))

@@ -149,6 +149,42 @@ def test_native_attention_is_refused_where_it_does_not_serve(checked, kernels, o
         resolve(checked(attention_backend="native", **options), facts)
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, "triton"),
+        ({"dtype": "float16"}, "triton"),
+        ({"batch_invariant": True}, "triton_invariant"),
+        ({"batch_invariant": True, "attention_backend": "invariant"}, "invariant"),
+        ({"kv_cache_dtype": "int8"}, "torch"),
+        ({"kv_cache_dtype": "int8", "batch_invariant": True}, "invariant"),
+        ({"attention_backend": "torch"}, "torch"),
+        ({"model": replace(MODEL, head_dim=320)}, "torch"),
+    ],
+)
+def test_attention_backend_with_triton(checked, options, expected):
+    facts = replace(FACTS, has_triton=True)
+    assert resolve(checked(**options), facts).attention_backend == expected
+
+
+@pytest.mark.parametrize("backend", ["triton", "triton_invariant"])
+@pytest.mark.parametrize(
+    ("has_triton", "options", "reason"),
+    [
+        (False, {}, "needs an NVIDIA GPU and Triton"),
+        (True, {"kv_cache_dtype": "int8"}, "got kv_cache_dtype='int8'"),
+        (True, {"model": replace(MODEL, head_dim=320)}, "got head_dim=320"),
+        (True, {"model": replace(MODEL, num_heads=65, num_kv_heads=1)}, "up to 64 query heads"),
+    ],
+)
+def test_triton_attention_is_refused_where_it_does_not_serve(
+    checked, has_triton, options, reason, backend
+):
+    facts = replace(FACTS, has_triton=has_triton)
+    with pytest.raises(ConfigError, match=reason):
+        resolve(checked(attention_backend=backend, **options), facts)
+
+
 def test_defaults(checked):
     config = resolve(checked(), FACTS)
     assert config.scheduler.max_num_seqs == 256

@@ -6,20 +6,23 @@ lengths alone, all of which a captured graph fixes; everything else is read on t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from pelton.ops.paged_attention import AttentionMetadata, AttentionSignature
+from pelton.ops.paged_attention.launch import (
+    MAX_ROW_HEADS,
+    PARTIAL_SIZE,
+    StepShape,
+    Workspace,
+)
 from pelton.ops.paged_attention.triton_decode import decode
 from pelton.ops.paged_attention.triton_prefill import prefill
 from pelton.ops.registry import Kernel
 
-# Of one launch's partial results, in float32: 32 MiB.
-_WORKSPACE = 2**23
-_MAX_ROW_HEADS = 2**16
 # Query tokens times heads of a key head that `decode` takes as one tile.
+_DECODE_ROWS = (16, 32, 64)
 _MAX_DECODE_ROWS = 64
 # Programs up to which splitting a row's keys pays even when rows are equally long; with more of
 # them, splits of at least _LONG_SPLIT keys even out rows that are not.
@@ -28,44 +31,6 @@ _MAX_SPLITS = 64
 _LONG_SPLIT = 1024
 # Keys of a split where the order of sums is fixed.
 FIXED_SPLIT = 512
-
-
-@dataclass(frozen=True, slots=True)
-class StepShape:
-    """What launches are sized by. uniform_query_len: of every row, or 0 where rows differ or there
-    may be tokens of padding behind them. has_short, has_long: whether rows with up to, and with
-    more than `short` query tokens may be there."""
-
-    num_rows: int
-    num_tokens: int
-    uniform_query_len: int
-    max_query_len: int
-    max_seq_len: int
-
-    @classmethod
-    def of(cls, meta: AttentionMetadata, num_tokens: int) -> StepShape:
-        """From what a backend prepared, or from the metadata's host side."""
-        found = meta.prepared.get("shape")
-        if found is not None:
-            return found  # type: ignore[no-any-return]
-        lens = meta.query_lens
-        longest, num_rows = int(lens.max(initial=0)), len(meta.seq_lens)
-        is_uniform = longest * num_rows == num_tokens and int(lens.min(initial=longest)) == longest
-        return cls(
-            num_rows,
-            num_tokens,
-            longest if is_uniform else 0,
-            longest,
-            int(meta.seq_len_bounds.max(initial=0)),
-        )
-
-
-class Workspace:
-    """Memory for partial results, shared by all layers: launches follow one another."""
-
-    def __init__(self, device: torch.device | str) -> None:
-        self.partial = torch.empty(_WORKSPACE, dtype=torch.float32, device=device)
-        self.arrived = torch.zeros(_MAX_ROW_HEADS, dtype=torch.int32, device=device)
 
 
 def next_power(n: int) -> int:
@@ -120,33 +85,33 @@ class TritonAttention:
         self.prefill_tile["BLOCK_M"] = max(self.prefill_tile["BLOCK_M"], next_power(self.group))
 
     def short(self, shape: StepShape) -> int:
-        """Query tokens of a row up to which `decode` takes it; 0: `prefill` takes all rows."""
-        uniform = shape.uniform_query_len
+        """Query tokens of a row up to which `decode` takes it; 0: `prefill` takes all rows. One of
+        a few values, since each is a kernel of its own."""
+        longest = shape.max_query_len
         if self._is_fixed:
-            fits = uniform and uniform * self.group <= _MAX_DECODE_ROWS
-            return uniform if fits and self._fixed_splits(shape, uniform) else 0
-        if uniform:
-            return uniform if uniform * self.group <= _MAX_DECODE_ROWS else 0
-        return max(16 // self.group, 1)
+            short = 1 if longest == 1 else _MAX_DECODE_ROWS // self.group
+            return short if longest <= short and self._fixed_splits(shape, short) else 0
+        sizes = [rows // self.group for rows in _DECODE_ROWS]
+        return next((size for size in sizes if size >= longest), max(sizes[0], 1))
 
-    def _fixed_splits(self, shape: StepShape, query_len: int) -> int:
+    def _fixed_splits(self, shape: StepShape, short: int) -> int:
         """Splits of the longest row, or 0 where one program for each row does as well, or must."""
         row_heads = shape.num_rows * self.signature.num_kv_heads
         splits = -(-shape.max_seq_len // FIXED_SPLIT)
-        fits = row_heads * splits <= self._most_programs(query_len)
+        fits = row_heads * splits <= self._most_programs(short)
         return splits if fits and row_heads < _FULL else 0
 
-    def _most_programs(self, query_len: int) -> int:
-        return _WORKSPACE // (next_power(query_len * self.group) * (self.block_d + 2))
+    def _most_programs(self, short: int) -> int:
+        return PARTIAL_SIZE // (next_power(short * self.group) * (self.block_d + 2))
 
-    def splits(self, shape: StepShape, query_len: int) -> tuple[int, int]:
+    def splits(self, shape: StepShape, short: int) -> tuple[int, int]:
         """(most splits of a row, fewest keys of a split)."""
         if self._is_fixed:
-            return max(self._fixed_splits(shape, query_len), 1), FIXED_SPLIT
+            return max(self._fixed_splits(shape, short), 1), FIXED_SPLIT
         row_heads = max(shape.num_rows * self.signature.num_kv_heads, 1)
         splits = min(max(_FULL // row_heads, 4), _MAX_SPLITS)
-        splits = min(splits, self._most_programs(query_len) // row_heads)
-        if row_heads > _MAX_ROW_HEADS:
+        splits = min(splits, self._most_programs(short) // row_heads)
+        if row_heads > MAX_ROW_HEADS:
             splits = 1
         shortest = self.decode_tile["BLOCK_N"] if row_heads * 4 <= _FULL else _LONG_SPLIT
         return max(splits, 1), shortest
@@ -219,7 +184,7 @@ class TritonAttention:
     ) -> None:
         """All rows; tokens of padding are left alone."""
         short = self.short(shape)
-        if short:
+        if shape.min_query_len <= short:
             self.decode(shape, short, query, kv, meta, out, lse)
         if shape.max_query_len > short:
             self.prefill(shape, short + 1, query, kv, meta, out, lse, fresh, fresh_kind)
@@ -260,7 +225,7 @@ def paged_attention(
         num_tokens = int(meta.query_lens.sum())
         out[num_tokens:].zero_()
         shape = StepShape.of(meta, len(query))
-        if shape.num_rows and num_tokens:
+        if num_tokens:
             attention.attend(shape, query, kv, meta, out, lse)
 
     return kernel

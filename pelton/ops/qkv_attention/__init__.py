@@ -9,6 +9,7 @@ before any are read, so rows of one step may share blocks.
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 
 import torch
@@ -79,3 +80,26 @@ def compose(signature: AttentionSignature, attend: Kernel, store: Kernel) -> Ker
         attend(query, kv, meta, out.view(num_tokens, num_heads, head_dim))
 
     return kernel
+
+
+def _takes_triton(signature: AttentionSignature) -> str | None:
+    if signature.device_type != "cuda":
+        return "for NVIDIA GPUs"
+    if signature.kv_codes is not None:
+        return "not for quantised keys and values"
+    if signature.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        return f"not in {signature.dtype}"
+    if signature.head_dim > _MAX_HEAD_DIM:
+        return f"head_dim is above {_MAX_HEAD_DIM}"
+    if signature.num_heads > _MAX_GROUP * signature.num_kv_heads:
+        return f"more than {_MAX_GROUP} query heads share a key head"
+    return None if importlib.util.find_spec("triton") else "triton is not installed"
+
+
+_MAX_HEAD_DIM = 256
+_MAX_GROUP = 64
+_PACKAGE = "pelton.ops.qkv_attention.triton"
+# Beside the weights these take `workspace` (paged_attention/launch.py). kv may have any strides
+# over the same shape; kv_slots is -1 for padding, and padding stores nothing.
+TRITON = (Candidate("triton", f"{_PACKAGE}:qkv_attention", _takes_triton),)
+TRITON_FIXED = (Candidate("triton_fixed", f"{_PACKAGE}:fixed_qkv_attention", _takes_triton),)

@@ -12,13 +12,8 @@ from typing import Any
 import torch
 
 from pelton.ops.paged_attention import AttentionMetadata, AttentionSignature
-from pelton.ops.paged_attention.triton import (
-    StepShape,
-    TritonAttention,
-    Workspace,
-    kv_strides,
-    next_power,
-)
+from pelton.ops.paged_attention.launch import StepShape, Workspace
+from pelton.ops.paged_attention.triton import TritonAttention, kv_strides, next_power
 from pelton.ops.qkv_attention.triton_store import rotate_and_store
 from pelton.ops.registry import Kernel
 
@@ -29,7 +24,6 @@ def qkv_attention(
     q_norm: torch.Tensor | None = None,
     k_norm: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
-    *,
     is_fixed: bool = False,
 ) -> Kernel:
     attention = TritonAttention(signature, workspace, sinks, is_fixed=is_fixed)
@@ -70,6 +64,9 @@ def qkv_attention(
         shape = StepShape.of(meta, len(qkv))
         if not shape.num_tokens:
             return
+        if not shape.num_rows:
+            out.zero_()
+            return
         if not is_fixed and shape.uniform_query_len == 1:
             fused: dict[str, Any] = {
                 "kv_slots_ptr": meta.kv_slots, "cos_ptr": cos, "sin_ptr": sin,
@@ -83,3 +80,10 @@ def qkv_attention(
         attention.attend(shape, qkv, kv, meta, out)
 
     return kernel
+
+
+def fixed_qkv_attention(
+    signature: AttentionSignature, workspace: Workspace, **weights: torch.Tensor
+) -> Kernel:
+    """A token's bits do not depend on its batch, nor on how its prompt is cut."""
+    return qkv_attention(signature, workspace, is_fixed=True, **weights)
