@@ -1,4 +1,4 @@
-"""What launches of GPU kernels are sized by, and memory that they share. No kernel is needed here."""
+"""What launches of GPU kernels are sized by, and memory that they share. Imports no kernel."""
 
 from __future__ import annotations
 

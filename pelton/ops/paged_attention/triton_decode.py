@@ -160,7 +160,10 @@ def decode(
     if IS_FUSED:
         wait_for_inputs(PDL)
         query_row = query_ptr + row.to(tl.int64) * stride_query
-        cos_row, sin_row = cos_ptr + row.to(tl.int64) * stride_cos, sin_ptr + row.to(tl.int64) * stride_sin
+        cos_row, sin_row = (
+            cos_ptr + row.to(tl.int64) * stride_cos,
+            sin_ptr + row.to(tl.int64) * stride_sin,
+        )
         safe_head = tl.where(is_live, head, kv_head * group)
         query = rotated(
             query_row + safe_head[:, None] * HEAD_DIM,
@@ -174,13 +177,17 @@ def decode(
                 k_norm_ptr, cos_row, sin_row, column, eps, HEAD_DIM, ROTARY_DIM, HAS_NORM,
             ).to(kv_ptr.dtype.element_ty)  # fmt: skip
             value_row = key_row + NUM_KV_HEADS * HEAD_DIM
-            value = tl.load(value_row + one[:, None] + column[None, :], mask=in_head[None, :], other=0.0)
+            value = tl.load(
+                value_row + one[:, None] + column[None, :], mask=in_head[None, :], other=0.0
+            )
             slot = tl.load(kv_slots_ptr + row)
             if slot >= 0:
                 block, place = slot // BLOCK_SIZE, slot % BLOCK_SIZE
                 at = kv_ptr + block * stride_block + place * stride_token + kv_head * stride_head
                 tl.store(at + one[:, None] + column[None, :], key, mask=in_head[None, :])
-                tl.store(at + stride_kv + one[:, None] + column[None, :], value, mask=in_head[None, :])
+                tl.store(
+                    at + stride_kv + one[:, None] + column[None, :], value, mask=in_head[None, :]
+                )
             products = tl.sum(query.to(tl.float32) * key.to(tl.float32), 1)
             top = in_base_two(products, scale, SOFTCAP)
             total += 1.0

@@ -95,14 +95,18 @@ def _over_fresh(
             if IS_MASKED:
                 mask = (place < end)[:, None] & in_head[None, :]
                 keys = tl.load(rows[:, None] + key_column + column[None, :], mask=mask, other=0.0)
-                values = tl.load(rows[:, None] + value_column + column[None, :], mask=mask, other=0.0)
+                values = tl.load(
+                    rows[:, None] + value_column + column[None, :], mask=mask, other=0.0
+                )
             elif column.shape[0] == HEAD_DIM:
                 keys = tl.load(rows[:, None] + key_column + column[None, :])
                 values = tl.load(rows[:, None] + value_column + column[None, :])
             else:
                 mask = in_head[None, :]
                 keys = tl.load(rows[:, None] + key_column + column[None, :], mask=mask, other=0.0)
-                values = tl.load(rows[:, None] + value_column + column[None, :], mask=mask, other=0.0)
+                values = tl.load(
+                    rows[:, None] + value_column + column[None, :], mask=mask, other=0.0
+                )
         products = tl.dot(query, tl.trans(keys), input_precision=PRECISION)
         scores = in_base_two(products, scale, SOFTCAP)
         if IS_MASKED:
