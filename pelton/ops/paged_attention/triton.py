@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from pelton.ops.paged_attention import AttentionMetadata, AttentionSignature
 from pelton.ops.paged_attention.launch import (
@@ -72,15 +73,16 @@ class TritonAttention:
         # Elements of a tile of keys, so that the stages fit into shared memory.
         wide = self.block_d * (2 if is_float else 1)
         self.decode_tile = {"BLOCK_N": 64 if wide <= 128 else 32, "NUM_STAGES": 3, "num_warps": 4}
+        self.decode_tile["IS_EARLY"] = not is_fixed
         if is_float:
             self.prefill_tile = {"BLOCK_M": 64, "BLOCK_N": 32, "NUM_STAGES": 2, "num_warps": 8}
         elif wide <= 128:
-            self.prefill_tile = {"BLOCK_M": 128, "BLOCK_N": 128, "NUM_STAGES": 2, "num_warps": 8}
+            self.prefill_tile = {"BLOCK_M": 128, "BLOCK_N": 128, "NUM_STAGES": 3, "num_warps": 8}
         else:
             self.prefill_tile = {"BLOCK_M": 128, "BLOCK_N": 64, "NUM_STAGES": 2, "num_warps": 8}
         if is_fixed:
             fixed = {"BLOCK_N": 32, "NUM_STAGES": 2, "num_warps": 4}
-            self.decode_tile = fixed
+            self.decode_tile = {**fixed, "IS_EARLY": False}
             self.prefill_tile = {"BLOCK_M": 64, **fixed}
         self.prefill_tile["BLOCK_M"] = max(self.prefill_tile["BLOCK_M"], next_power(self.group))
 
@@ -158,7 +160,6 @@ class TritonAttention:
         out: torch.Tensor,
         lse: torch.Tensor | None = None,
         fresh: Any = None,
-        fresh_kind: int = 0,
     ) -> None:
         table = meta.block_table
         tile_tokens = self.prefill_tile["BLOCK_M"] // self.group
@@ -168,9 +169,24 @@ class TritonAttention:
             num_rows=shape.num_rows, split_len=FIXED_SPLIT, scale=self.signature.scale,
             stride_query=query.stride(0), stride_out=out.stride(0), stride_table=table.stride(0),
             **kv_strides(kv), **self.common, **self.prefill_tile, **self.launch,
-            HAS_LSE=lse is not None, FRESH=fresh_kind, IS_FIXED=self._is_fixed,
+            HAS_LSE=lse is not None, HAS_FRESH=fresh is not None, IS_FIXED=self._is_fixed,
             MIN_QUERY=min_query,
         )  # fmt: skip
+
+    def fresh(self, qkv: torch.Tensor) -> TensorDescriptor | None:
+        """The qkv product as `prefill` reads it, where it may."""
+        signature = self.signature
+        fits = (
+            self.pdl
+            and not self._is_fixed
+            and signature.window is None
+            and signature.dtype != torch.float32
+            and signature.head_dim == self.block_d
+            and qkv.stride(0) % 8 == 0
+        )
+        if not fits:
+            return None
+        return TensorDescriptor.from_tensor(qkv, [self.prefill_tile["BLOCK_N"], self.block_d])
 
     def attend(
         self,
@@ -181,14 +197,13 @@ class TritonAttention:
         out: torch.Tensor,
         lse: torch.Tensor | None = None,
         fresh: Any = None,
-        fresh_kind: int = 0,
     ) -> None:
         """All rows; tokens of padding are left alone."""
         short = self.short(shape)
         if shape.min_query_len <= short:
             self.decode(shape, short, query, kv, meta, out, lse)
         if shape.max_query_len > short:
-            self.prefill(shape, short + 1, query, kv, meta, out, lse, fresh, fresh_kind)
+            self.prefill(shape, short + 1, query, kv, meta, out, lse, fresh)
 
 
 def _has_dependent_launch(signature: AttentionSignature) -> bool:

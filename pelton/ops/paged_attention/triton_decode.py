@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from pelton.ops.paged_attention.triton_parts import (
-    in_base_two,
+    capped,
     kv_rows,
     merge,
     online_softmax,
@@ -21,6 +21,42 @@ from pelton.ops.paged_attention.triton_parts import (
     wait_for_inputs,
     with_sink,
 )
+
+
+@triton.jit
+def _load_tile(
+    kv_ptr, row_table, start, end, kv_head, column,
+    stride_block, stride_token, stride_kv, stride_head,
+    HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    position = start + tl.arange(0, BLOCK_N)
+    in_use = position < end
+    rows = kv_rows(
+        kv_ptr, row_table, position, in_use, kv_head,
+        stride_block, stride_token, stride_head, BLOCK_SIZE, True,
+    )  # fmt: skip
+    mask = in_use[:, None] & (column < HEAD_DIM)[None, :]
+    keys = tl.load(rows[:, None] + column[None, :], mask=mask, other=0.0)
+    values = tl.load(rows[:, None] + stride_kv + column[None, :], mask=mask, other=0.0)
+    return keys, values
+
+
+@triton.jit
+def _attend_tile(
+    query, keys, values, start, end, last_key, scale, top, total, acc,
+    SEES_ALL: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, BLOCK_N: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    position = start + tl.arange(0, BLOCK_N)
+    products = tl.dot(query, tl.trans(keys), input_precision=PRECISION)
+    scores, factor = capped(products, scale, SOFTCAP)
+    is_seen = (position < end)[None, :]
+    if not SEES_ALL:
+        is_seen &= position[None, :] <= last_key[:, None]
+        if WINDOW:
+            is_seen &= position[None, :] > last_key[:, None] - WINDOW
+    scores = tl.where(is_seen, scores, float("-inf"))
+    return online_softmax(scores, factor, values, top, total, acc, PRECISION)
 
 
 @triton.jit
@@ -98,6 +134,7 @@ def decode(
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
     NUM_STAGES: tl.constexpr,
+    IS_EARLY: tl.constexpr,
 ):
     group: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
     row_head = tl.program_id(0)
@@ -153,6 +190,12 @@ def decode(
     begin += split * split_len
     end = tl.minimum(begin + split_len, num_keys)
     row_table = table_ptr + row.to(tl.int64) * stride_table
+    if IS_EARLY:
+        # The first tile is on its way while the query is waited for, normed and rotated.
+        early_keys, early_values = _load_tile(
+            kv_ptr, row_table, begin, end, kv_head, column,
+            stride_block, stride_token, stride_kv, stride_head, HEAD_DIM, BLOCK_SIZE, BLOCK_N,
+        )  # fmt: skip
 
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
@@ -189,7 +232,8 @@ def decode(
                     at + stride_kv + one[:, None] + column[None, :], value, mask=in_head[None, :]
                 )
             products = tl.sum(query.to(tl.float32) * key.to(tl.float32), 1)
-            top = in_base_two(products, scale, SOFTCAP)
+            scores, factor = capped(products, scale, SOFTCAP)
+            top = scores * factor
             total += 1.0
             acc += value.to(tl.float32)
     else:
@@ -197,26 +241,21 @@ def decode(
         mask = is_live[:, None] & in_head[None, :]
         query = tl.load(query_ptr + at[:, None] + column[None, :], mask=mask, other=0.0)
 
-    for start in tl.range(begin, end, BLOCK_N, num_stages=NUM_STAGES):
-        position = start + tl.arange(0, BLOCK_N)
-        in_use = position < end
-        rows = kv_rows(
-            kv_ptr, row_table, position, in_use, kv_head,
-            stride_block, stride_token, stride_head, BLOCK_SIZE, True,
+    if IS_EARLY:
+        top, total, acc = _attend_tile(
+            query, early_keys, early_values, begin, end, last_key, scale, top, total, acc,
+            IS_FUSED, WINDOW, SOFTCAP, BLOCK_N, PRECISION,
         )  # fmt: skip
-        to_load = in_use[:, None] & in_head[None, :]
-        keys = tl.load(rows[:, None] + column[None, :], mask=to_load, other=0.0)
-        values = tl.load(rows[:, None] + stride_kv + column[None, :], mask=to_load, other=0.0)
-        products = tl.dot(query, tl.trans(keys), input_precision=PRECISION)
-        scores = in_base_two(products, scale, SOFTCAP)
-        if IS_FUSED:
-            is_seen = in_use[None, :]
-        else:
-            is_seen = in_use[None, :] & (position[None, :] <= last_key[:, None])
-            if WINDOW:
-                is_seen &= position[None, :] > last_key[:, None] - WINDOW
-        scores = tl.where(is_seen, scores, float("-inf"))
-        top, total, acc = online_softmax(scores, values, top, total, acc, PRECISION)
+        begin += BLOCK_N
+    for start in tl.range(begin, end, BLOCK_N, num_stages=NUM_STAGES):
+        keys, values = _load_tile(
+            kv_ptr, row_table, start, end, kv_head, column,
+            stride_block, stride_token, stride_kv, stride_head, HEAD_DIM, BLOCK_SIZE, BLOCK_N,
+        )  # fmt: skip
+        top, total, acc = _attend_tile(
+            query, keys, values, start, end, last_key, scale, top, total, acc,
+            IS_FUSED, WINDOW, SOFTCAP, BLOCK_N, PRECISION,
+        )  # fmt: skip
 
     if num_splits == 1:
         top, total, acc = with_sink(top, total, acc, sinks_ptr, head, HAS_SINKS)

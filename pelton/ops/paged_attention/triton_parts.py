@@ -14,7 +14,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 @triton.jit
 def wait_for_inputs(PDL: tl.constexpr):
     """With programmatic dependent launch a kernel starts while the one before it still runs: from
-    here on everything that it wrote is there, and the next kernel may start in turn."""
+    here on everything that it wrote is there, and the next kernel may start in turn. What a step's
+    inputs hold was there before, since kernels that are launched plainly come between."""
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
@@ -43,23 +44,24 @@ def kv_rows(
 
 
 @triton.jit
-def in_base_two(products, scale, SOFTCAP: tl.constexpr):
-    """Scores of query-key products, capped."""
+def capped(products, scale, SOFTCAP: tl.constexpr):
+    """(scores, factor) of query-key products: scores * factor are the scores in base 2. The factor
+    is positive, so that the largest score can be found before it is multiplied."""
     if SOFTCAP > 0.0:
         # tanh x = 1 - 2 / (exp 2x + 1)
         wide = tl.exp2(products * (scale * 2.8853900817779268 / SOFTCAP))
-        return (1.0 - 2.0 / (wide + 1.0)) * (SOFTCAP * 1.4426950408889634)
+        return 1.0 - 2.0 / (wide + 1.0), SOFTCAP * 1.4426950408889634
     else:
-        return products * (scale * 1.4426950408889634)
+        return products, scale * 1.4426950408889634
 
 
 @triton.jit
-def online_softmax(scores, values, top, total, acc, PRECISION: tl.constexpr):
+def online_softmax(scores, factor, values, top, total, acc, PRECISION: tl.constexpr):
     """Takes the next keys in: scores [M, N], -inf where a key is not seen; values [N, D]."""
-    new_top = tl.maximum(top, tl.max(scores, 1))
+    new_top = tl.maximum(top, tl.max(scores, 1) * factor)
     # A token that has seen nothing yet keeps -inf; subtracting it from itself would be NaN.
     safe_top = tl.where(new_top == float("-inf"), 0.0, new_top)
-    weights = tl.exp2(scores - safe_top[:, None])
+    weights = tl.exp2(scores * factor - safe_top[:, None])
     rescale = tl.exp2(top - safe_top)
     total = tl.fma(total, rescale, tl.sum(weights, 1))
     acc = acc * rescale[:, None]

@@ -5,8 +5,8 @@ of a batch lie one behind the other; how many tiles there can be follows from th
 and rows, and a program finds its row by their cumulative lengths on the device. Programs beyond the
 last tile, and those of rows with few query tokens, end at once.
 
-Keys and values are read from pages; with FRESH those of the step itself from the qkv product, where
-they lie in a row.
+Keys and values are read from pages; with HAS_FRESH those of the step itself from the qkv product,
+where they lie in a row and the copy engine fetches whole tiles of them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from pelton.ops.paged_attention.triton_parts import (
-    in_base_two,
+    capped,
     kv_rows,
     merge,
     online_softmax,
@@ -62,64 +62,44 @@ def _over_pages(
                 rows[:, None] + stride_kv + column[None, :], mask=in_head[None, :], other=0.0
             )
         products = tl.dot(query, tl.trans(keys), input_precision=PRECISION)
-        scores = in_base_two(products, scale, SOFTCAP)
+        scores, factor = capped(products, scale, SOFTCAP)
         if IS_MASKED:
             is_seen = _visible(position, last_key, end, WINDOW)
             scores = tl.where(is_seen, scores, float("-inf"))
-        top, total, acc = online_softmax(scores, values, top, total, acc, PRECISION)
+        top, total, acc = online_softmax(scores, factor, values, top, total, acc, PRECISION)
     return top, total, acc
 
 
 @triton.jit
 def _over_fresh(
-    query, fresh_ptr, first_token, begin, end, last_key, computed, column, top, total, acc,
-    kv_head, scale, stride_query,
+    query, fresh, first_token, begin, end, last_key, computed, top, total, acc, kv_head, scale,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
-    SOFTCAP: tl.constexpr, BLOCK_N: tl.constexpr, IS_MASKED: tl.constexpr, FRESH: tl.constexpr,
+    SOFTCAP: tl.constexpr, BLOCK_N: tl.constexpr, IS_MASKED: tl.constexpr,
     PRECISION: tl.constexpr, NUM_STAGES: tl.constexpr,
 ):  # fmt: skip
     """begin, end: tokens of the row's chunk."""
-    in_head = column < HEAD_DIM
     key_column = (NUM_HEADS + kv_head) * HEAD_DIM
     value_column = key_column + NUM_KV_HEADS * HEAD_DIM
     for start in tl.range(begin, end, BLOCK_N, num_stages=NUM_STAGES):
         place = start + tl.arange(0, BLOCK_N)
-        if FRESH == 2:
-            keys = fresh_ptr.load([first_token + start, key_column])
-            values = fresh_ptr.load([first_token + start, value_column])
-            if IS_MASKED:
-                # What lies behind the row may be anything, and 0 * NaN is not 0.
-                values = tl.where((place < end)[:, None], values, 0.0)
-        else:
-            rows = fresh_ptr + (first_token + place).to(tl.int64) * stride_query
-            if IS_MASKED:
-                mask = (place < end)[:, None] & in_head[None, :]
-                keys = tl.load(rows[:, None] + key_column + column[None, :], mask=mask, other=0.0)
-                values = tl.load(
-                    rows[:, None] + value_column + column[None, :], mask=mask, other=0.0
-                )
-            elif column.shape[0] == HEAD_DIM:
-                keys = tl.load(rows[:, None] + key_column + column[None, :])
-                values = tl.load(rows[:, None] + value_column + column[None, :])
-            else:
-                mask = in_head[None, :]
-                keys = tl.load(rows[:, None] + key_column + column[None, :], mask=mask, other=0.0)
-                values = tl.load(
-                    rows[:, None] + value_column + column[None, :], mask=mask, other=0.0
-                )
+        keys = fresh.load([first_token + start, key_column])
+        values = fresh.load([first_token + start, value_column])
+        if IS_MASKED:
+            # What lies behind the row may be anything, and 0 * NaN is not 0.
+            values = tl.where((place < end)[:, None], values, 0.0)
         products = tl.dot(query, tl.trans(keys), input_precision=PRECISION)
-        scores = in_base_two(products, scale, SOFTCAP)
+        scores, factor = capped(products, scale, SOFTCAP)
         if IS_MASKED:
             is_seen = _visible(computed + place, last_key, computed + end, 0)
             scores = tl.where(is_seen, scores, float("-inf"))
-        top, total, acc = online_softmax(scores, values, top, total, acc, PRECISION)
+        top, total, acc = online_softmax(scores, factor, values, top, total, acc, PRECISION)
     return top, total, acc
 
 
 @triton.jit(do_not_specialize=["num_rows", "split_len", "stride_table"])
 def prefill(
     query_ptr,  # [T, Hq, D] in a wider row
-    fresh_ptr,  # FRESH: the qkv product, as a pointer (1) or a descriptor (2)
+    fresh,  # HAS_FRESH: a descriptor of the qkv product, [T, (Hq + 2 Hk) D], in [BLOCK_N, D]
     kv_ptr,
     out_ptr,  # [T, Hq, D]
     lse_ptr,  # [T, Hq] float32, HAS_LSE
@@ -145,7 +125,7 @@ def prefill(
     SOFTCAP: tl.constexpr,  # 0: none
     HAS_SINKS: tl.constexpr,
     HAS_LSE: tl.constexpr,
-    FRESH: tl.constexpr,
+    HAS_FRESH: tl.constexpr,
     IS_FIXED: tl.constexpr,
     MIN_QUERY: tl.constexpr,  # rows with fewer query tokens are another kernel's
     BLOCK_M: tl.constexpr,
@@ -221,8 +201,8 @@ def prefill(
         )  # fmt: skip
     else:
         # Whole tiles of keys that all tokens see need no mask.
-        from_pages = end if FRESH == 0 else computed
-        whole = (computed + tile_start + 1) if FRESH == 0 else computed
+        from_pages = end if not HAS_FRESH else computed
+        whole = (computed + tile_start + 1) if not HAS_FRESH else computed
         whole = whole // BLOCK_N * BLOCK_N
         top, total, acc = _over_pages(
             query, kv_ptr, row_table, 0, whole, last_key, column, top, total, acc, kv_head, scale,
@@ -235,19 +215,17 @@ def prefill(
             stride_block, stride_token, stride_kv, stride_head,
             HEAD_DIM, BLOCK_SIZE, 0, SOFTCAP, BLOCK_N, True, PRECISION, NUM_STAGES,
         )  # fmt: skip
-        if FRESH:
+        if HAS_FRESH:
             whole = (tile_start + 1) // BLOCK_N * BLOCK_N
             top, total, acc = _over_fresh(
-                query, fresh_ptr, first_token, 0, whole, last_key, computed,
-                column, top, total, acc, kv_head, scale, stride_query,
-                NUM_HEADS, NUM_KV_HEADS, HEAD_DIM,
-                SOFTCAP, BLOCK_N, False, FRESH, PRECISION, NUM_STAGES,
+                query, fresh, first_token, 0, whole, last_key, computed, top, total, acc,
+                kv_head, scale, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM,
+                SOFTCAP, BLOCK_N, False, PRECISION, NUM_STAGES,
             )  # fmt: skip
             top, total, acc = _over_fresh(
-                query, fresh_ptr, first_token, whole, tile_end, last_key, computed,
-                column, top, total, acc, kv_head, scale, stride_query,
-                NUM_HEADS, NUM_KV_HEADS, HEAD_DIM,
-                SOFTCAP, BLOCK_N, True, FRESH, PRECISION, NUM_STAGES,
+                query, fresh, first_token, whole, tile_end, last_key, computed, top, total, acc,
+                kv_head, scale, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM,
+                SOFTCAP, BLOCK_N, True, PRECISION, NUM_STAGES,
             )  # fmt: skip
 
     top, total, acc = with_sink(top, total, acc, sinks_ptr, head, HAS_SINKS)

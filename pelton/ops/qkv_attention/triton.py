@@ -17,6 +17,9 @@ from pelton.ops.paged_attention.triton import TritonAttention, kv_strides, next_
 from pelton.ops.qkv_attention.triton_store import rotate_and_store
 from pelton.ops.registry import Kernel
 
+# Heads of a token that one program of rotate_and_store takes, and its warps.
+_HEADS, _WARPS = 4, 1
+
 
 def qkv_attention(
     signature: AttentionSignature,
@@ -30,7 +33,7 @@ def qkv_attention(
     num_heads, num_kv_heads = signature.num_heads, signature.num_kv_heads
     head_dim = signature.head_dim
     has_norm, eps = q_norm is not None, signature.qk_norm_eps or 0.0
-    heads_at_once = 4
+    heads_at_once, warps = _HEADS, _WARPS
 
     def store(
         qkv: torch.Tensor,
@@ -50,7 +53,7 @@ def qkv_attention(
             NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,
             ROTARY_DIM=rotary_dim, HAS_NORM=has_norm, HEADS=heads_at_once,
             BLOCK_HALF=next_power(rotary_dim // 2), BLOCK_REST=next_power(rest) if rest else 0,
-            BLOCK_D=attention.block_d, PDL=attention.pdl, num_warps=1, **attention.launch,
+            BLOCK_D=attention.block_d, PDL=attention.pdl, num_warps=warps, **attention.launch,
         )  # fmt: skip
 
     def kernel(
@@ -77,7 +80,7 @@ def qkv_attention(
             attention.decode(shape, 1, qkv, kv, meta, out, fused=fused)
             return
         store(qkv, cos, sin, kv, meta, out)
-        attention.attend(shape, qkv, kv, meta, out)
+        attention.attend(shape, qkv, kv, meta, out, fresh=attention.fresh(qkv))
 
     return kernel
 
