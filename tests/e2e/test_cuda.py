@@ -28,7 +28,10 @@ def _needs_gpu():
         pytest.skip("no GPU")
 
 
-@pytest.mark.parametrize("backend", ["torch", "reference", "invariant"])
+TRITON = ["triton", "triton_invariant"]
+
+
+@pytest.mark.parametrize("backend", ["torch", "reference", "invariant", *TRITON])
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_greedy_tokens_equal_transformers(backend, depth):
     folder = tiny_llama()
@@ -36,11 +39,43 @@ def test_greedy_tokens_equal_transformers(backend, depth):
         folder,
         device="cuda",
         attention_backend=backend,
-        batch_invariant=backend == "invariant",
+        batch_invariant=backend.endswith("invariant"),
         max_steps_in_flight=depth,
     )
     prompts = prompts_of([1, 7, 30, 16, 17, 15], seed=5)
     assert engine.generate(prompts) == [oracle_greedy(folder, p, 12) for p in prompts]
+
+
+@pytest.mark.parametrize("backend", TRITON)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"long_prefill_token_threshold": 1},
+        {"long_prefill_token_threshold": 3},
+        {"max_num_batched_tokens": 16},
+        {"max_num_seqs": 1},
+        {"num_blocks": 24},  # some are preempted
+        {"block_size": 16, "num_blocks": 32},
+        {"speculation": SpeculationConfig(
+            method="ngram", num_speculative_tokens=3, prompt_lookup_min=1, prompt_lookup_max=3
+        )},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_triton_gives_the_same_tokens_however_it_is_run(changes, backend):
+    """Twice, so that the second time prefixes are hit."""
+    folder = tiny_llama()
+    engine = TinyEngine(
+        folder,
+        device="cuda",
+        attention_backend=backend,
+        batch_invariant=backend.endswith("invariant"),
+        **changes,
+    )
+    prompts = prompts_of([1, 3, 8, 12, 21, 37, 40, 41], seed=11)
+    expected = [oracle_greedy(folder, p, 12) for p in prompts]
+    for _ in range(2):
+        assert engine.generate(prompts) == expected
 
 
 def test_no_step_waits_for_the_device():
