@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -162,8 +163,9 @@ class Case:
         torch.testing.assert_close(kv[~stored], self.kv[~stored], rtol=0, atol=0, equal_nan=True)
 
 
-# Tiny, for the interpreter.
-SMALL: dict[str, Case] = {}
+def needs_gpu(test: Callable[..., None]) -> Callable[..., None]:
+    skip = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+    return pytest.mark.gpu(skip(test))
 
 
 def _gpu(**changes: object) -> Case:
@@ -174,7 +176,7 @@ LENGTHS = [1, 15, 16, 17, 63, 64, 65, 255, 256, 257, 1000, 4097]
 HEADS = [(8, 8), (8, 4), (16, 4), (14, 2), (6, 1), (16, 1)]
 
 
-@pytest.mark.gpu
+@needs_gpu
 @pytest.mark.parametrize("is_fixed", [False, True])
 @pytest.mark.parametrize(
     ("heads", "dtype"),
@@ -196,7 +198,7 @@ def test_lengths_and_heads(phase, heads, dtype, is_fixed):
     ).check(is_fixed=is_fixed)  # fmt: skip
 
 
-@pytest.mark.gpu
+@needs_gpu
 @pytest.mark.parametrize("is_fixed", [False, True])
 @pytest.mark.parametrize(
     ("head_dim", "dtype"),
@@ -214,7 +216,7 @@ def test_head_dims(head_dim, dtype, is_fixed):
             ).check(is_fixed=is_fixed)  # fmt: skip
 
 
-@pytest.mark.gpu
+@needs_gpu
 @pytest.mark.parametrize("is_fixed", [False, True])
 @pytest.mark.parametrize("window", [None, 100])
 @pytest.mark.parametrize(("softcap", "has_sinks"), [(None, True), (20.0, False), (5.0, True)])
@@ -227,7 +229,7 @@ def test_window_softcap_and_sinks(softcap, has_sinks, window, is_fixed):
             ).check(is_fixed=is_fixed)  # fmt: skip
 
 
-@pytest.mark.gpu
+@needs_gpu
 @pytest.mark.parametrize("block_size", [1, 8, 16, 24, 32, 64, 128])
 def test_block_sizes_and_layouts(block_size):
     for is_head_major in (False, True):
@@ -238,7 +240,7 @@ def test_block_sizes_and_layouts(block_size):
             ).check()  # fmt: skip
 
 
-@pytest.mark.gpu
+@needs_gpu
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("window", [None, 700])
 def test_fixed_splits_give_a_token_the_same_bits_everywhere(window, dtype):
