@@ -53,7 +53,7 @@ class CUDADevice:
         # A graph cannot be captured on the default stream, and what is warm on another (cuBLAS's
         # workspaces) would be made anew in the capture.
         self._stream = torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]
-        torch.cuda.set_stream(self._stream)
+        self.attach()
         self._pool = torch.cuda.graph_pool_handle()
         self._first: torch.cuda.CUDAGraph | None = None
 
@@ -65,6 +65,9 @@ class CUDADevice:
 
     def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype, pin_memory=True)
+
+    def attach(self) -> None:
+        torch.cuda.set_stream(self._stream)
 
     def launch(self, kernel: Callable[..., object], *args: Any) -> None:
         kernel(*args)

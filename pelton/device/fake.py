@@ -95,6 +95,9 @@ class FakeDevice:
     def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype)
 
+    def attach(self) -> None:
+        return None
+
     def launch(self, kernel: Callable[..., object], *args: Any) -> None:
         if self._recorder.launches is not None:
             self._recorder.launches.append((kernel, args))

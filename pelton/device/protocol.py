@@ -59,6 +59,11 @@ class Device(Protocol):
         """Zeroed host memory that the device copies from or to without staging it again."""
         ...
 
+    def attach(self) -> None:
+        """From now on the calling thread's work goes to this device's queue. The thread that made
+        the device is attached."""
+        ...
+
     def launch(self, kernel: Callable[..., object], *args: Any) -> None:
         """Queue `kernel(*args)`. The kernel writes into tensors given to it and returns nothing."""
         ...

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 
 from pelton.checkpoint.name_map import NameMap, NameRules, Rule
+from pelton.device.upload import DirectUpload, Upload
 from pelton.errors import CheckpointError
 from pelton.layers.parameter import Parameter, PartName
 from pelton.weights.source import WeightSource
@@ -74,20 +75,30 @@ def load_weights(
     rules: NameRules,
     *,
     head_dim: int,
+    upload: Upload | None = None,
+    progress: Callable[[int], object] = lambda num_bytes: None,
 ) -> LoadReport:
     """Copy this rank's share of every tensor into its parameter, converting to its dtype.
 
     rules: how the source's names map to the keys of `parameters`. head_dim: rows of one head, for
-    the "unpermute" transform. Every part of every parameter must end as loaded, initialised or
-    replaced (see Parameter.filled), and every tensor of the source must have been read or dropped
-    on purpose; otherwise CheckpointError lists the missing, unexpected, mis-shaped and
-    doubly loaded ones, before the first weight is read.
+    the "unpermute" transform. upload: how values get into the parameters; None: at once. progress:
+    told of the bytes of each part that is read.
+
+    Every part of every parameter must end as loaded, initialised or replaced (see
+    Parameter.filled), and every tensor of the source must have been read or dropped on purpose;
+    otherwise CheckpointError lists the missing, unexpected, mis-shaped and doubly loaded ones,
+    before the first weight is read.
     """
     copies, dropped = _plan(parameters, source, rules)
-    for copy in copies:
-        parameter = parameters[copy.target]
-        _fill(parameter, copy, source, head_dim)
-        parameter.mark(copy.part, "loaded")
+    upload = upload or DirectUpload()
+    try:
+        for copy in copies:
+            parameter = parameters[copy.target]
+            _fill(parameter, copy, source, head_dim, upload)
+            parameter.mark(copy.part, "loaded")
+            progress(parameter.part_tensor(copy.part).nbytes)
+    finally:
+        upload.finish()
     return LoadReport(
         num_tensors=len(copies),
         num_bytes=sum(parameters[copy.target].part_tensor(copy.part).nbytes for copy in copies),
@@ -184,7 +195,9 @@ def _same(source: WeightSource, name: str, other: str) -> bool:
     return torch.equal(source.read(name, 0, 0, rows), source.read(other, 0, 0, rows))
 
 
-def _fill(parameter: Parameter, copy: _Copy, source: WeightSource, head_dim: int) -> None:
+def _fill(
+    parameter: Parameter, copy: _Copy, source: WeightSource, head_dim: int, upload: Upload
+) -> None:
     part, out = parameter.parts[copy.part], parameter.part_tensor(copy.part)
     if part.size == 0:
         return
@@ -192,11 +205,12 @@ def _fill(parameter: Parameter, copy: _Copy, source: WeightSource, head_dim: int
         values = source.read(copy.source, 0, copy.expert, 1)[0]
         values = values.t() if copy.transform == "transpose" else values
         end = copy.first + copy.step * part.source_shape[0]
-        out.copy_(values[copy.first : end : copy.step].narrow(part.dim, part.start, part.size))
+        values = values[copy.first : end : copy.step].narrow(part.dim, part.start, part.size)
+        upload.put(out, values)
         return
     if part.dim != 0:
         assert copy.first == 0, "a tensor of several parts is cut along its rows"
-        out.copy_(source.read(copy.source, part.dim, part.start, part.size))
+        upload.put(out, source.read(copy.source, part.dim, part.start, part.size))
         return
     unit = head_dim if copy.transform == "unpermute" else 1
     assert part.start % unit == 0, "a cut inside a head"
@@ -211,7 +225,7 @@ def _fill(parameter: Parameter, copy: _Copy, source: WeightSource, head_dim: int
             values = _unpermute(values, head_dim)
         elif copy.transform == "add_one":
             values = values.float() + 1
-        out.narrow(0, first, rows).copy_(values)
+        upload.put(out.narrow(0, first, rows), values)
 
 
 def _unpermute(values: torch.Tensor, head_dim: int) -> torch.Tensor:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import sys
 import time
 from collections.abc import Callable
 from typing import cast
 
 import torch
+from tqdm import tqdm
 
 from pelton.checkpoint.source import Checkpoint
 from pelton.config.engine import EngineConfig
@@ -18,6 +20,7 @@ from pelton.core.kv.spec import KVGroup
 from pelton.core.plan import StepPlan
 from pelton.device.protocol import Device, MeasuredDevice
 from pelton.device.table import DEVICES
+from pelton.device.upload import upload_to
 from pelton.forward.eager import as_live
 from pelton.layers.context import BuildContext
 from pelton.models.protocol import Model
@@ -32,6 +35,8 @@ from pelton.worker.sizing import fit_cache
 
 # Tokens: many enough that a step is bound by products, and not by the weights' way through memory.
 _TIMED_PROMPT = 256
+# Bytes of weights from which on loading takes so long that people want to see it.
+_LONG_LOAD = 2**30
 
 
 def make_device(config: EngineConfig) -> Device:
@@ -53,7 +58,23 @@ def load_model(config: EngineConfig, build: BuildContext, checkpoint: Checkpoint
     rules = model.names[checkpoint.load_format]
     parameters = model.parameters()
     source = open_source(checkpoint, parameters, rules, seed=config.seed)
-    load_weights(parameters, source, rules, head_dim=config.model.head_dim)
+    total = sum(parameter.tensor.nbytes for parameter in parameters.values())
+    bar = tqdm(
+        total=total,
+        desc="Weights",
+        unit="B",
+        unit_scale=True,
+        disable=total < _LONG_LOAD or not sys.stderr.isatty(),
+    )
+    with bar:
+        load_weights(
+            parameters,
+            source,
+            rules,
+            head_dim=config.model.head_dim,
+            upload=upload_to(build.device),
+            progress=bar.update,
+        )
     model.bind()
     return model
 
@@ -147,6 +168,7 @@ class Worker:
 
     def execute(self, plan: StepPlan) -> StepOutcome:
         """Queue a whole step; its result is collected from what this returns."""
+        self.device.attach()
         with torch.inference_mode():
             return self._assembled.runner.finish(self._assembled.runner.start(plan))
 

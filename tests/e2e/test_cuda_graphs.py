@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from support.dense_attention import NAME
@@ -23,20 +25,24 @@ def _needs_gpu():
         pytest.skip("no GPU")
 
 
-def recorded(depth: int = 2, **changes) -> TinyEngine:
+BACKENDS = [NAME, "triton"]
+
+
+def recorded(backend: str = NAME, depth: int = 2, **changes) -> TinyEngine:
     return TinyEngine(
         tiny_llama(),
         device="cuda",
-        attention_backend=NAME,
+        attention_backend=backend,
         graphs=GRAPHS,
         max_steps_in_flight=depth,
         **changes,
     )
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("depth", [1, 2, 3])
-def test_greedy_tokens_equal_transformers(depth):
-    engine = recorded(depth)
+def test_greedy_tokens_equal_transformers(depth, backend):
+    engine = recorded(backend, depth)
     expected = [oracle_greedy(tiny_llama(), p, 12) for p in PROMPTS]
     assert engine.generate(PROMPTS) == expected
     assert engine.generate(PROMPTS[::-1]) == expected[::-1]
@@ -45,15 +51,17 @@ def test_greedy_tokens_equal_transformers(depth):
     assert not executor.unrecorded()
 
 
-def test_seeded_tokens_equal_the_cpu():
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_seeded_tokens_equal_the_cpu(backend):
     params = seeded()
-    assert recorded().generate(PROMPTS, params) == TinyEngine(tiny_llama()).generate(
+    assert recorded(backend).generate(PROMPTS, params) == TinyEngine(tiny_llama()).generate(
         PROMPTS, params
     )
 
 
-def test_no_step_waits_for_the_device():
-    engine = recorded()
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_step_waits_for_the_device(backend):
+    engine = recorded(backend)
     names = [engine.add(prompt, make(12)) for prompt in PROMPTS for make in (greedy, seeded)]
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -63,9 +71,10 @@ def test_no_step_waits_for_the_device():
     assert all(outcomes[name].error is None for name in names)
 
 
-def test_preempted_at_every_step():
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_preempted_at_every_step(backend):
     for k in range(1, 12):
-        engine = recorded(long_prefill_token_threshold=3)
+        engine = recorded(backend, long_prefill_token_threshold=3)
         name = engine.add(PROMPTS[2], greedy())
         other = engine.add(PROMPTS[3], greedy())
         for _ in range(k):
@@ -76,14 +85,24 @@ def test_preempted_at_every_step():
         assert outcomes[other].token_ids == oracle_greedy(tiny_llama(), PROMPTS[3], 12)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("num_drafts", [1, 3])
-def test_drafts(num_drafts):
+def test_drafts(num_drafts, backend):
     speculation = SpeculationConfig(
         method="ngram",
         num_speculative_tokens=num_drafts,
         prompt_lookup_min=1,
         prompt_lookup_max=3,
     )
-    engine = recorded(speculation=speculation)
+    engine = recorded(backend, speculation=speculation)
     prompts = [p * 2 for p in PROMPTS]
     assert engine.generate(prompts) == [oracle_greedy(tiny_llama(), p, 12) for p in prompts]
+
+
+def test_another_thread_works_in_the_same_queue():
+    engine = recorded()
+    found: list[list[list[int]]] = []
+    thread = threading.Thread(target=lambda: found.append(engine.generate(PROMPTS)))
+    thread.start()
+    thread.join()
+    assert found == [[oracle_greedy(tiny_llama(), p, 12) for p in PROMPTS]]
