@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from pelton.device.native.library import library
-from pelton.device.tape import Recorder, Tape
+from pelton.device.native.tape import NativeTape
+from pelton.device.tape import Recorder
 
 
 class PassedEvent:
@@ -55,8 +56,8 @@ class CPUDevice:
             return
         kernel(*args)
 
-    def record(self, run: Callable[[], object]) -> Tape:
-        return Tape(self._recorder.record(run), self.launch)
+    def record(self, run: Callable[[], object]) -> NativeTape:
+        return NativeTape(self._recorder.record(run), library())
 
     def copy_to_device(self, target: torch.Tensor, source: torch.Tensor) -> None:
         assert self._recorder.launches is None, "a copy of host memory in a recording"

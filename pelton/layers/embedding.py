@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 
 from pelton.layers.context import BuildContext, Communicator
+from pelton.layers.linear import vector
 from pelton.layers.parameter import Parameter, vocab_shard
-from pelton.ops import linear
+from pelton.ops import norm_linear
 from pelton.ops.product import ProductSignature
 from pelton.ops.registry import bind
 from pelton.ops.step_kernels import step_kernel
@@ -41,11 +42,18 @@ class Embedding:
 
 
 class Head:
-    """normed hidden [N, H] -> this rank's logits [N, ceil(vocab / size)]."""
+    """hidden [N, H], normed here -> this rank's logits [N, ceil(vocab / size)]."""
 
     def __init__(
-        self, build: BuildContext, vocab_size: int, hidden_size: int, tied: Parameter | None
+        self,
+        build: BuildContext,
+        vocab_size: int,
+        hidden_size: int,
+        *,
+        norm_eps: float,
+        tied: Parameter | None,
     ) -> None:
+        self.norm = vector(build, hidden_size)
         self.is_tied = tied is not None
         self.weight = tied or vocab_parameter(build, vocab_size, hidden_size)
         self._signature = ProductSignature(
@@ -54,15 +62,20 @@ class Head:
             dtype=build.dtype,
             device_type=build.device.type,
             batch_invariant=build.batch_invariant,
+            norm_eps=norm_eps,
         )
 
     def bind(self) -> None:
         """Choose kernels; call when the weights are loaded."""
         self._product = bind(
-            "linear", linear.CANDIDATES, self._signature, weight=self.weight.tensor
+            "norm_linear",
+            norm_linear.CANDIDATES,
+            self._signature,
+            weight=self.weight.tensor,
+            norm_weight=self.norm.tensor,
         )
         if not (self.is_tied or self._product.keeps_weight):
             self.weight.tensor = self.weight.tensor.new_empty(0)
 
     def run(self, x: torch.Tensor, out: torch.Tensor) -> None:
-        self._product(x.shape[0], x, out)
+        self._product(x.shape[0], x, out, out)

@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 
 from pelton.checkpoint.name_map import NameRules
 from pelton.config.model import ModelConfig
@@ -20,7 +19,6 @@ from pelton.core.kv.spec import LayerKV
 from pelton.layers.attention import SelfAttention
 from pelton.layers.context import BuildContext, Communicator, StepContext, Widths
 from pelton.layers.embedding import Embedding, Head
-from pelton.layers.linear import vector
 from pelton.layers.mamba2 import Mamba2
 from pelton.layers.mlp import GatedMLP
 from pelton.layers.moe import SparseMLP
@@ -60,9 +58,10 @@ class Decoder:
         self.num_layers = config.num_layers
         self.embedding = Embedding(build, config.vocab_size, config.hidden_size)
         self.layers = [DecoderLayer(build, config, i) for i in range(config.num_layers)]
-        self.norm = vector(build, config.hidden_size)
         tied = self.embedding.weight if config.tie_word_embeddings else None
-        self.output = Head(build, config.vocab_size, config.hidden_size, tied)
+        self.output = Head(
+            build, config.vocab_size, config.hidden_size, norm_eps=config.rms_norm_eps, tied=tied
+        )
         self.vocab_shard_size = len(self.output.weight.tensor)
         self._head_signature = lm_head_sample.HeadSignature(
             hidden_size=config.hidden_size,
@@ -79,7 +78,7 @@ class Decoder:
         self._embedding_multiplier = float(multiplier)
 
     def parameters(self) -> dict[str, Parameter]:
-        named = {"embed.weight": self.embedding.weight, "norm.weight": self.norm}
+        named = {"embed.weight": self.embedding.weight, "norm.weight": self.output.norm}
         for index, layer in enumerate(self.layers):
             named.update(layer.parameters(f"layers.{index}"))
         if not self.output.is_tied:
@@ -89,15 +88,16 @@ class Decoder:
     def bind(self) -> None:
         for layer in self.layers:
             layer.bind()
-        self.output.bind()
+        # Before the head, which frees its weight once all have their packed copy.
         self._draw = bind(
             "lm_head_sample",
             lm_head_sample.CANDIDATES,
             self._head_signature,
             head=self.head,
             weight=self.output.weight.tensor,
-            norm_weight=self.norm.tensor,
+            norm_weight=self.output.norm.tensor,
         )
+        self.output.bind()
 
     def kv_layers(self, block_size: int) -> list[LayerKV]:
         return [layer.mixer.kv_spec(block_size) for layer in self.layers]
@@ -135,9 +135,7 @@ class Decoder:
             layer.run(ctx)
 
     def head(self, hidden: torch.Tensor, out: torch.Tensor) -> None:
-        shape = (self.config.hidden_size,)
-        normed = F.rms_norm(hidden, shape, self.norm.tensor, self.config.rms_norm_eps)
-        self.output.run(normed, out)
+        self.output.run(hidden, out)
         if self.config.logits_divisor != 1.0:
             out.div_(self.config.logits_divisor)
         softcap = self.config.final_softcap

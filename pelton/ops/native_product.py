@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from pelton.device.native.calls import call
 from pelton.device.native.library import LinearArgs, library
 from pelton.ops.product import ProductSignature
 
-_DTYPES = {torch.bfloat16: 0, torch.float32: 1}
+DTYPES = {torch.bfloat16: 0, torch.float32: 1}
 _ACTIVATIONS = {None: 0, "silu_mul": 1, "gelu_tanh_mul": 2}
 _LANES = 16
 _K_UNIT = 32
@@ -20,15 +21,25 @@ STORE, ADD = 0, 1
 def takes_native(signature: ProductSignature) -> str | None:
     if signature.device_type != "cpu":
         return "for the CPU"
-    if signature.dtype not in _DTYPES:
+    if signature.dtype not in DTYPES:
         return f"not in {signature.dtype}"
     if signature.activation is not None and signature.out_features % (2 * _LANES):
         return f"gate and up are not multiples of {_LANES} wide"
     return None if library() is not None else "no library of CPU kernels"
 
 
+_PACKED = WeakIdKeyDictionary()
+
+
 def packed(weight: torch.Tensor) -> torch.Tensor:
-    """weight [N, K] as linear.c wants it: flat, N up to a multiple of 16, K up to one of 32."""
+    """weight [N, K] as linear.c wants it: flat, N up to a multiple of 16, K up to one of 32. Ops
+    that are bound to one tensor share one copy; a weight that is packed must not change."""
+    if weight not in _PACKED:
+        _PACKED[weight] = _pack(weight)
+    return _PACKED[weight]  # type: ignore[no-any-return]
+
+
+def _pack(weight: torch.Tensor) -> torch.Tensor:
     found = library()
     assert found is not None
     num_features, num_columns = weight.shape
@@ -64,7 +75,7 @@ def bind_native(
         weight=own.data_ptr(),
         norm_weight=None if norm_weight is None else norm_weight.data_ptr(),
         norm_eps=signature.norm_eps or 0.0,
-        dtype=_DTYPES[signature.dtype],
+        dtype=DTYPES[signature.dtype],
         mode=mode,
         activation=_ACTIVATIONS[signature.activation],
         # A row by itself takes the same way as a row among many.

@@ -85,7 +85,9 @@ def test_metadata_is_the_groups_view_of_the_batch(backend):
         kv_group = KVGroup(index=group, layers=(0,), block_size=(4, 8)[group])
         meta = backend.metadata(rig.device, batch, kv_group, torch.float32)
         rig.device.synchronize()
-        assert rig.read(meta.kv_slots).tolist() == slots + [0] * 3, "padding goes to the null block"
+        # Padding goes to the null block, or is left out by a kernel that can.
+        padding = [-1 if backend.name == "native" else 0] * 3
+        assert rig.read(meta.kv_slots).tolist() == slots + padding
         assert rig.read(batch.inputs.slot_mappings[group]).tolist() == slots + [-1] * 3
         assert rig.read(meta.block_table).tolist() == table
         assert rig.read(meta.seq_lens).tolist() == [5, 6, 0, 0]

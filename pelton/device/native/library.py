@@ -39,6 +39,16 @@ class LinearArgs(ctypes.Structure):
     )
 
 
+class DrawArgs(ctypes.Structure):
+    """draw_args of linear.h, field by field."""
+
+    _fields_ = (
+        ("head", LinearArgs),
+        *((name, _POINTER) for name in ("indices", "slots", "seeds", "positions", "temperature")),
+        *((name, _POINTER) for name in ("out_ids", "out_status")),
+    )
+
+
 class AttentionArgs(ctypes.Structure):
     """attention_args of attention.h, field by field."""
 
@@ -99,6 +109,7 @@ def _load(path: str, level: str) -> Library:
     functions = ctypes.CDLL(path)
     functions.pelton_set_num_threads.argtypes = [ctypes.c_int]
     functions.pelton_linear.argtypes = [ctypes.POINTER(LinearArgs)]
+    functions.pelton_draw.argtypes = [ctypes.POINTER(DrawArgs)]
     functions.pelton_attention.argtypes = [ctypes.POINTER(AttentionArgs)]
     functions.pelton_replay.restype = _INT64
     functions.pelton_replay.argtypes = [_POINTER, _INT64]

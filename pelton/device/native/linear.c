@@ -34,6 +34,15 @@
 #define PREFETCH_LINES 24
 #define TILE (16 * K_UNIT) /* elements */
 
+/* A row's draw under way, of the features that one part has seen. */
+typedef struct {
+    v16f best;   /* the largest score of each lane, */
+    v16i best_id; /* and its id, -1: none yet */
+    v16i unsound; /* lanes that met NaN or +inf */
+    float temperature;
+    uint32_t keys[2];
+} draw;
+
 typedef struct {
     linear_args a;
     int64_t k_pad, num_panels, num_pairs;
@@ -42,6 +51,8 @@ typedef struct {
     void *prepared; /* x, normed and padded: [rows_pad, k_pad], or NULL: x serves as it is */
     int64_t prepared_stride;
     int is_copy_per_part, rows_are_split;
+    const int64_t *indices; /* rows of x, or NULL: all in order */
+    draw *draws;            /* [num_rows], of this part, where rows become tokens; else NULL */
 } job;
 
 static inline int64_t round_up(int64_t value, int64_t unit) {
@@ -143,6 +154,61 @@ static void panel_rows(const job *j, const char *x, int num_rows, int64_t panel,
     }
 }
 
+/* ---- draws ---- */
+
+static inline v16u mix(v16u x, v16u added) {
+    x = (x ^ (x >> 16)) * 0x85ebca6bu + added;
+    x = (x ^ (x >> 13)) * 0xc2b2ae35u;
+    return x ^ (x >> 16);
+}
+
+static uint32_t mix_one(uint32_t x) { return mix((v16u){x}, (v16u){0})[0]; }
+
+static void set_keys(draw *d, int64_t seed, int32_t position) {
+    uint32_t low = (uint32_t)seed, high = (uint32_t)((uint64_t)seed >> 32);
+    uint32_t turned = (uint32_t)position * 0x9e3779b1u;
+    d->keys[0] = mix_one(mix_one(low + turned) + high);
+    d->keys[1] = mix_one(mix_one((high ^ 0x85ebca6bu) + turned) + low);
+}
+
+/* The noise of ops/gumbel_argmax, below this for every id. */
+#define NOISE_BOUND 22.3f
+
+static inline v16f noise_of(const draw *d, v16i ids) {
+    v16u bits = mix((v16u)ids * 0x9e3779b1u + d->keys[0], splat_u(d->keys[1]));
+    v16f w = __builtin_convertvector((v16i)(bits & 0x7fffffffu), v16f) + 0.5f;
+    w *= 4.656612873077393e-10f; /* 2^-31 */
+    v16f most = splat(0.999999940395355224609375f);
+    w = blend(w > most, most, w);
+    /* log1p(-w): what the rounding of 1 - w lost comes back as a factor. */
+    v16f u = 1.0f - w;
+    v16f lost = u - 1.0f;
+    v16f factor = blend(lost == 0.0f, splat(1.0f), -w / blend(lost == 0.0f, splat(1.0f), lost));
+    v16f log1p = blend(lost == 0.0f, -w, log_v16(u) * factor);
+    return -log_v16(-log1p);
+}
+
+/* The logits of features first..first + count of a row. */
+static inline void consider(const job *j, draw *d, int64_t first, int64_t count, v16f logit) {
+    static const v16i lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    v16i ids = lanes + (int32_t)first;
+    if (j->a.dtype == IS_BF16)
+        logit = (v16f)(__builtin_convertvector(to_bf16(logit), v16u) << 16);
+    v16i is_there = lanes < (int32_t)(count < LANES ? count : LANES);
+    v16f score = logit, infinite = splat(INFINITY);
+    if (d->temperature > 0) {
+        score = logit / d->temperature;
+        d->unsound |= is_there & ~((logit < infinite) & (score < infinite));
+        if (!any_lane(is_there & (score + NOISE_BOUND > d->best)))
+            return;
+        score += noise_of(d, ids);
+    }
+    d->unsound |= is_there & ~(score < infinite);
+    v16i is_better = is_there & (score > d->best);
+    d->best = blend(is_better, score, d->best);
+    d->best_id = (is_better & ids) | (~is_better & d->best_id);
+}
+
 /* ---- what becomes of the sums ---- */
 
 static inline v16f activated(int activation, v16f gate, v16f up) {
@@ -155,6 +221,10 @@ static inline v16f activated(int activation, v16f gate, v16f up) {
 
 static inline void finish_panel(const job *j, int64_t row, int64_t panel, v16f sum) {
     int64_t first = panel * LANES, count = j->a.num_features - first;
+    if (j->draws) {
+        consider(j, j->draws + row, first, count, sum);
+        return;
+    }
     int64_t start = row * j->a.out_stride + first;
     if (count >= LANES) { /* memcpy of a size that is not a constant costs more than the sums do */
         if (j->a.dtype == IS_BF16) {
@@ -224,7 +294,7 @@ static inline v16f normed_bf16(v16f value, float scale, v16f weight) {
 
 static void prepare_row_bf16(const job *j, int64_t row, bf16 *to) {
     int64_t k = row < j->a.num_rows ? j->a.num_columns : 0, whole = k / LANES * LANES;
-    const bf16 *x = (const bf16 *)j->a.x + row * j->a.x_stride;
+    const bf16 *x = (const bf16 *)j->a.x + (k && j->indices ? j->indices[row] : row) * j->a.x_stride;
     const bf16 *weight = j->a.norm_weight;
     float scale = 1;
     if (weight && k) {
@@ -260,7 +330,7 @@ static void prepare_row_bf16(const job *j, int64_t row, bf16 *to) {
 
 static void prepare_row_f32(const job *j, int64_t row, float *to) {
     int64_t k = row < j->a.num_rows ? j->a.num_columns : 0, whole = k / LANES * LANES;
-    const float *x = (const float *)j->a.x + row * j->a.x_stride;
+    const float *x = (const float *)j->a.x + (k && j->indices ? j->indices[row] : row) * j->a.x_stride;
     const float *weight = j->a.norm_weight;
     float scale = 1;
     if (weight && k) {
@@ -355,6 +425,7 @@ finish_rows(const job *j, int64_t row, int64_t count, int64_t pair, float (*sums
 static void finish_tiles(const job *j, int64_t row, int64_t count, int64_t pair,
                          float (*sums)[LANES][LANES]) {
     int is_whole = j->a.activation || (2 * pair + 2) * LANES <= j->a.num_features;
+    is_whole = is_whole && !j->draws;
     if (!is_whole)
         for (int64_t i = 0; i < count; i++)
             finish_pair(j, row + i, pair, load_f32(sums[i / 16 * 2][i % 16]),
@@ -371,6 +442,8 @@ static void finish_tiles(const job *j, int64_t row, int64_t count, int64_t pair,
 
 /* The lines of `out` that a pair of panels will fill: a row apart, so no hardware sees them come. */
 static inline void prefetch_out(const job *j, int64_t row, int64_t count, int64_t pair) {
+    if (j->draws)
+        return;
     int64_t width = j->a.activation ? LANES : 2 * LANES;
     const bf16 *out = (const bf16 *)j->a.out + row * j->a.out_stride + pair * width;
     for (int64_t i = 0; i < count; i++)
@@ -481,7 +554,10 @@ static void prepare_part(void *argument, int part, int parts) {
 }
 
 static void multiply_part(void *argument, int part, int parts) {
-    const job *j = argument;
+    job own_job = *(const job *)argument;
+    const job *j = &own_job;
+    if (j->draws)
+        own_job.draws += part * j->a.num_rows;
     size_t element = j->a.dtype == IS_BF16 ? sizeof(bf16) : sizeof(float);
     const char *x = j->prepared ? j->prepared : j->a.x;
     long first = 0, last = j->a.num_rows, first_pair = 0, last_pair = j->num_pairs;
@@ -510,8 +586,41 @@ static void multiply_part(void *argument, int part, int parts) {
         product(j, x, first, last, first_pair, last_pair);
 }
 
-static int run(const linear_args *args) {
-    job j = {.a = *args};
+static void begin_draws(draw *draws, int parts, const draw_args *args) {
+    int64_t num_rows = args->head.num_rows;
+    for (int64_t i = 0; i < parts * num_rows; i++) {
+        int64_t row = i % num_rows, slot = args->slots[row];
+        draws[i] = (draw){.best = splat(-INFINITY), .temperature = args->temperature[slot]};
+        draws[i].best_id = (v16i){0} - 1;
+        if (draws[i].temperature > 0)
+            set_keys(draws + i, args->seeds[slot], args->positions[row] + 1);
+    }
+}
+
+static void end_draws(const draw *draws, int parts, const draw_args *args) {
+    int64_t num_rows = args->head.num_rows;
+    for (int64_t row = 0; row < num_rows; row++) {
+        float best = -INFINITY;
+        int32_t id = -1, is_sound = 1;
+        for (int part = 0; part < parts; part++) {
+            const draw *d = draws + part * num_rows + row;
+            for (int lane = 0; lane < LANES; lane++) {
+                int is_tie = d->best[lane] == best && d->best_id[lane] >= 0 && d->best_id[lane] < id;
+                if (d->best[lane] > best || is_tie) {
+                    best = d->best[lane];
+                    id = d->best_id[lane];
+                }
+                is_sound &= !d->unsound[lane];
+            }
+        }
+        args->out_status[row] = !is_sound ? DRAW_NAN : id < 0 ? DRAW_ALL_MASKED : DRAW_OK;
+        args->out_ids[row] = is_sound && id >= 0 ? id : 0;
+    }
+}
+
+/* drawn: NULL, or what becomes of the rows instead of `out`. */
+static int run(const linear_args *args, const draw_args *drawn) {
+    job j = {.a = *args, .indices = drawn ? drawn->indices : NULL};
     size_t element = j.a.dtype == IS_BF16 ? sizeof(bf16) : sizeof(float);
     int parts = pelton_num_threads();
     j.k_pad = round_up(j.a.num_columns, K_UNIT);
@@ -524,25 +633,40 @@ static int run(const linear_args *args) {
         j.block_rows = 32;
     j.rows_are_split = j.a.num_rows >= (int64_t)ROWS_TO_SPLIT * parts;
     j.prepared_stride = j.a.x_stride;
-    if (j.a.use_amx || j.a.norm_weight || j.k_pad != j.a.num_columns) {
+    int64_t draw_bytes = drawn ? (int64_t)sizeof(draw) * parts * j.a.num_rows : 0;
+    if (drawn || j.a.use_amx || j.a.norm_weight || j.k_pad != j.a.num_columns) {
         if (j.a.num_rows < ROW_BLOCK && !j.a.use_amx)
             j.rows_pad = j.a.num_rows;
         j.is_copy_per_part = j.a.num_rows <= ROW_BLOCK && !j.rows_are_split;
         int64_t copies = j.is_copy_per_part ? parts : 1;
-        j.prepared = pelton_scratch((long)(copies * j.rows_pad * j.k_pad * (int64_t)element));
+        int64_t prepared_bytes = round_up(copies * j.rows_pad * j.k_pad * (int64_t)element, 64);
+        j.prepared = pelton_scratch((long)(prepared_bytes + draw_bytes));
         if (!j.prepared)
             return 1;
+        if (drawn) {
+            j.draws = (draw *)((char *)j.prepared + prepared_bytes);
+            begin_draws(j.draws, parts, drawn);
+        }
         j.prepared_stride = j.k_pad;
         if (!j.is_copy_per_part && !j.rows_are_split)
             pelton_run(prepare_part, &j);
     }
     pelton_run(multiply_part, &j);
+    if (drawn)
+        end_draws(j.draws, parts, drawn);
     return 0;
 }
 
 int pelton_linear(const linear_args *args) {
     pelton_enter();
-    int failed = run(args);
+    int failed = run(args, NULL);
+    pelton_leave();
+    return failed;
+}
+
+int pelton_draw(const draw_args *args) {
+    pelton_enter();
+    int failed = run(&args->head, args);
     pelton_leave();
     return failed;
 }

@@ -23,6 +23,19 @@ typedef struct {
 /* 0, or 1 if memory is short. */
 int pelton_linear(const linear_args *args);
 
+/* The product's rows become tokens; ops/lm_head_sample says how. */
+typedef struct {
+    linear_args head; /* x: [T, K], of which `indices` names num_rows; normed; out is not used */
+    const int64_t *indices, *slots, *seeds;
+    const int32_t *positions;
+    const float *temperature;
+    int32_t *out_ids, *out_status;
+} draw_args;
+
+enum { DRAW_OK = 0, DRAW_NAN = 1, DRAW_ALL_MASKED = 2 }; /* of core/plan.py */
+
+int pelton_draw(const draw_args *args);
+
 /* weight: [n, k], rows `stride` elements apart. packed: [n up to 16s][k up to 32s] elements. */
 void pelton_pack_bf16(const uint16_t *weight, int64_t stride, int64_t n, int64_t k, uint16_t *packed);
 void pelton_pack_f32(const float *weight, int64_t stride, int64_t n, int64_t k, float *packed);

@@ -21,6 +21,8 @@ typedef uint16_t bf16;
 
 static inline v16f splat(float value) { return value - (v16f){0}; }
 
+static inline v16u splat_u(uint32_t value) { return value - (v16u){0}; }
+
 static inline v16f load_f32(const float *from) {
     v16f value;
     memcpy(&value, from, sizeof value);
@@ -92,6 +94,18 @@ static inline v16f reciprocal(v16f value) {
 #endif
 }
 
+/* Whether any bit of a mask is set. */
+static inline int any_lane(v16i mask) {
+#ifdef __AVX512F__
+    return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
+#else
+    int any = 0;
+    for (int i = 0; i < LANES; i++)
+        any |= mask[i];
+    return any != 0;
+#endif
+}
+
 /* exp, within 2 units in the last place: 2^n * p(r), r = x - n ln 2 in [-ln 2 / 2, ln 2 / 2], p the
    Taylor polynomial of degree 7. Inputs are clamped to [-87, 88]. */
 static inline v16f exp_v16(v16f x) {
@@ -114,6 +128,27 @@ static inline v16f exp_v16(v16f x) {
     p = p * r + 1.0f;
     v16i exponent = ((v16i)shifted - (v16i)magic + 127) << 23;
     return p * (v16f)exponent;
+}
+
+/* Natural logarithm of a normal number above 0, within 2 units in the last place: with
+   x = 2^n m, m in [sqrt(1/2), sqrt(2)), it is n ln 2 + log(m), the latter by a polynomial in m - 1
+   (coefficients of Cephes' logf, S. L. Moshier, 1992). */
+static inline v16f log_v16(v16f x) {
+    v16i bits = (v16i)x;
+    v16i n = ((bits - 0x3f3504f3) >> 23); /* sqrt(1/2) */
+    v16f m = (v16f)(bits - (n << 23));
+    v16f f = m - 1.0f, z = f * f, exponent = __builtin_convertvector(n, v16f);
+    v16f p = splat(7.0376836292e-2f);
+    p = p * f - 1.1514610310e-1f;
+    p = p * f + 1.1676998740e-1f;
+    p = p * f - 1.2420140846e-1f;
+    p = p * f + 1.4249322787e-1f;
+    p = p * f - 1.6668057665e-1f;
+    p = p * f + 2.0000714765e-1f;
+    p = p * f - 2.4999993993e-1f;
+    p = p * f + 3.3333331174e-1f;
+    p = p * f * z - exponent * 2.12194440e-4f - 0.5f * z;
+    return f + p + exponent * 0.693359375f;
 }
 
 #endif

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 import torch
 
+from pelton.device.native.library import library
 from pelton.ops.registry import Candidate
 
 
@@ -56,4 +57,17 @@ def _takes_any(signature: HeadSignature) -> str | None:
     return None
 
 
-CANDIDATES = (Candidate("composed", "pelton.ops.lm_head_sample.reference:composed", _takes_any),)
+def _takes_native(signature: HeadSignature) -> str | None:
+    if signature.device_type != "cpu":
+        return "for the CPU"
+    if signature.dtype not in (torch.bfloat16, torch.float32):
+        return f"not in {signature.dtype}"
+    if signature.logits_divisor != 1.0 or signature.softcap is not None:
+        return "the logits are scaled or capped"
+    return None if library() is not None else "no library of CPU kernels"
+
+
+CANDIDATES = (
+    Candidate("native", "pelton.ops.lm_head_sample.cpu:drawn", _takes_native, copies_weight=True),
+    Candidate("composed", "pelton.ops.lm_head_sample.reference:composed", _takes_any),
+)

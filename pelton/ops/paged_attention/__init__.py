@@ -25,6 +25,10 @@ from pelton.core.plan import Int32Array
 from pelton.device.native.library import library
 from pelton.ops.registry import Candidate
 
+MAX_QUERY_LEN = 32
+"""Query tokens of a row up to which reading the blocks in place pays more, on a CPU, than matrix
+units do."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSignature:
@@ -48,7 +52,7 @@ class AttentionMetadata:
     """One KV group's view of a batch.
 
     Device: query_start_loc [B + 1], seq_lens [B], block_table [B, W] int32; kv_slots [T] int64, the
-    slot mapping with padding sent to the null block.
+    slot mapping with padding sent to the null block, or, for a store that leaves it out, at -1.
     Host: num_rows live rows; query_lens, seq_len_bounds [num_rows]; seq_len_bounds are the device's
     seq_lens if bounds_are_exact, else upper bounds; the first num_decode_rows rows have one query
     token.

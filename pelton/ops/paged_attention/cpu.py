@@ -11,15 +11,17 @@ import torch
 
 from pelton.device.native.calls import call
 from pelton.device.native.library import AttentionArgs, library
-from pelton.ops.paged_attention import AttentionMetadata, AttentionSignature, sdpa
+from pelton.ops.paged_attention import (
+    MAX_QUERY_LEN,
+    AttentionMetadata,
+    AttentionSignature,
+    sdpa,
+)
 from pelton.ops.registry import Kernel
-
-# Query tokens of a row up to which reading the blocks in place pays more than matrix units do.
-_MAX_QUERY_LEN = 32
 
 
 def with_fused_prefill(signature: AttentionSignature) -> Kernel:
-    short, long = _bind(signature, None, _MAX_QUERY_LEN), sdpa.paged_attention(signature)
+    short, long = _bind(signature, None, MAX_QUERY_LEN), sdpa.paged_attention(signature)
 
     def kernel(
         query: torch.Tensor,
@@ -30,14 +32,14 @@ def with_fused_prefill(signature: AttentionSignature) -> Kernel:
     ) -> None:
         assert lse is None, "this candidate returns no log-sum-exp"
         short(query, kv, meta, out)
-        if (meta.query_lens > _MAX_QUERY_LEN).any():
+        if (meta.query_lens > MAX_QUERY_LEN).any():
             if "prefill" not in meta.prepared:
                 sdpa.prepare(
                     meta,
                     block_size=kv.shape[1],
                     window=signature.window,
                     dtype=signature.dtype,
-                    min_query_len=_MAX_QUERY_LEN + 1,
+                    min_query_len=MAX_QUERY_LEN + 1,
                 )
             long(query, kv, meta, out)
 

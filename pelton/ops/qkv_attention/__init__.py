@@ -31,10 +31,7 @@ def _stores_native(signature: AttentionSignature) -> str | None:
 STORE_REFERENCE = (
     Candidate("reference", "pelton.ops.qkv_attention.reference:store_qkv", _stores_any),
 )
-STORE_NATIVE = (
-    Candidate("native", "pelton.ops.qkv_attention.cpu:store_qkv", _stores_native),
-    *STORE_REFERENCE,
-)
+STORE_NATIVE = (Candidate("native", "pelton.ops.qkv_attention.cpu:store_qkv", _stores_native),)
 """store_qkv(qkv, cos, sin, kv, kv_slots): norms, rope, and keys and values into their slots. The
 reference wants slots >= 0; the native kernel leaves out tokens whose slot is below 0."""
 

@@ -6,6 +6,8 @@
 #include "attention.h"
 #include "linear.h"
 #include "pool.h"
+#include "steps.h"
+#include "store.h"
 #include "vec.h"
 
 static unsigned state = 1;
@@ -133,11 +135,114 @@ static int check_attention(int is_half, int64_t q, int64_t n, int64_t heads, int
     return failed;
 }
 
+/* Tokens of t rows of a product [n, k]; greedy, then with noise. Returns 1 on a wrong one. */
+static int check_draw(int is_half, int64_t t, int64_t k, int64_t n, int use_amx) {
+    size_t element = is_half ? sizeof(bf16) : sizeof(float);
+    int64_t k_pad = (k + 31) / 32 * 32, n_pad = (n + 15) / 16 * 16;
+    void *x = malloc(element * (size_t)(t * k)), *norm = malloc(element * (size_t)k);
+    void *weight = malloc(element * (size_t)(n * k));
+    void *packed = aligned_alloc(64, element * (size_t)(n_pad * k_pad));
+    float *logits = malloc(sizeof *logits * (size_t)(t * n)), temperature[2] = {0, 0.7f};
+    int64_t *indices = malloc(sizeof *indices * (size_t)t), *slots = calloc((size_t)t, sizeof *slots);
+    int32_t *positions = calloc((size_t)t, sizeof *positions), *ids = malloc(sizeof *ids * (size_t)t);
+    int32_t *status = malloc(sizeof *status * (size_t)t);
+    int64_t seeds[2] = {0, -5};
+    fill(x, is_half, t * k);
+    fill(norm, is_half, k);
+    fill(weight, is_half, n * k);
+    if (is_half)
+        pelton_pack_bf16(weight, k, n, k, packed);
+    else
+        pelton_pack_f32(weight, k, n, k, packed);
+    for (int64_t i = 0; i < t; i++)
+        indices[i] = t - 1 - i;
+    linear_args head = {.x = x, .weight = packed, .norm_weight = norm, .norm_eps = 1e-3f,
+                        .dtype = is_half ? IS_BF16 : IS_F32, .use_amx = use_amx, .num_rows = t,
+                        .num_columns = k, .num_features = n, .x_stride = k};
+    draw_args args = {.head = head, .indices = indices, .slots = slots, .seeds = seeds,
+                      .positions = positions, .temperature = temperature, .out_ids = ids,
+                      .out_status = status};
+    int failed = pelton_draw(&args);
+    for (int64_t row = 0; row < t && !failed; row++) {
+        double best = -INFINITY, is = 0;
+        for (int64_t feature = 0; feature < n; feature++) {
+            double sum = 0;
+            for (int64_t i = 0; i < k; i++)
+                sum += get(x, is_half, indices[row] * k + i) * get(norm, is_half, i) *
+                       get(weight, is_half, feature * k + i);
+            best = sum > best ? sum : best;
+            is = feature == ids[row] ? sum : is;
+        }
+        if (status[row] != DRAW_OK || ids[row] < 0 || ids[row] >= n || is < best - 0.1 * (1 + fabs(best))) {
+            printf("draw half %d t %ld k %ld n %ld: %g is not %g\n", is_half, (long)t, (long)k, (long)n,
+                   is, best);
+            failed = 1;
+        }
+    }
+    for (int64_t i = 0; i < t; i++)
+        slots[i] = 1;
+    failed |= pelton_draw(&args);
+    for (int64_t row = 0; row < t; row++)
+        failed |= status[row] != DRAW_OK || ids[row] < 0 || ids[row] >= n;
+    free(x), free(norm), free(weight), free(packed), free(logits), free(indices), free(slots);
+    free(positions), free(ids), free(status);
+    return failed;
+}
+
+/* Two rows, of which one has a draft; three tokens and one of padding. Values are Python's tests. */
+static int check_steps(void) {
+    int32_t fields[3 * 6] = {3, 3, 4, 3, 7, 8, 2, 2, 2, 1, 9, -1, 0}, tokens[3 * 5] = {1, 2, 3, 7};
+    int32_t live[3] = {2, 3, 3}, idx_mapping[3] = {0, 1, 2}, starts[4] = {0, 2, 3, 3};
+    int32_t cu_num_logits[4] = {0, 2, 3, 3}, table[3 * 2] = {1, 2, 3, 0, 0, 0}, batch_table[3 * 2];
+    int32_t input_ids[4], seq_lens[3], logits_positions[3], out[3 * 4], drawn[3] = {8, 5, 6};
+    int32_t status[3] = {0};
+    int64_t positions[4], slot_mapping[4], logits_indices[3], logits_slots[3];
+    uint8_t is_padding[4];
+    kv_group group = {table, batch_table, slot_mapping, 2, 2, 2, 4, 3};
+    build_inputs_args build = {fields, tokens, live, idx_mapping, starts, cu_num_logits, input_ids,
+                               positions, seq_lens, is_padding, logits_indices, logits_slots,
+                               logits_positions, &group, 6, 5, 4, 6, 3, 4, 3, 1, 1};
+    verify_args verify = {cu_num_logits, idx_mapping, fields, drawn, status, out, 6, 4, 3, 2, 3};
+    advance_args advance = {fields, tokens, live, idx_mapping, starts, cu_num_logits, out, out + 2,
+                            6, 5, 4, 4, 3, 5, 2};
+    int failed = pelton_build_inputs(&build) | pelton_verify(&verify) | pelton_advance(&advance);
+    return failed || input_ids[0] != 7 || input_ids[1] != 8 || input_ids[2] != 9 ||
+           is_padding[3] != 1 || out[0] != 8 || out[1] != 5 || out[2] != 2 || out[4] != 6 ||
+           fields[TOTAL_LEN] != 6 || tokens[4] != 8 || tokens[5 + 2] != 6;
+}
+
+static int check_store(int is_half, int64_t t, int64_t dim, int64_t rotary_dim, int normed) {
+    size_t element = is_half ? sizeof(bf16) : sizeof(float);
+    enum { HEADS = 3, KV_HEADS = 2 };
+    int64_t width = (HEADS + 2 * KV_HEADS) * dim;
+    void *qkv = malloc(element * (size_t)(t * width)), *cos = malloc(element * (size_t)(t * rotary_dim));
+    void *sin = malloc(element * (size_t)(t * rotary_dim / 2)), *norm = malloc(element * (size_t)dim);
+    void *kv = malloc(element * (size_t)(t * 2 * KV_HEADS * dim));
+    int64_t *slots = malloc(sizeof *slots * (size_t)t);
+    fill(qkv, is_half, t * width);
+    fill(cos, is_half, t * rotary_dim);
+    fill(sin, is_half, t * rotary_dim / 2);
+    fill(norm, is_half, dim);
+    for (int64_t i = 0; i < t; i++)
+        slots[i] = i ? i : -1;
+    store_qkv_args args = {.qkv = qkv, .cos = cos, .sin = sin, .q_norm = normed ? norm : NULL,
+                           .k_norm = normed ? norm : NULL, .kv = kv, .kv_slots = slots,
+                           .num_tokens = t, .qkv_stride = width, .cos_stride = rotary_dim,
+                           .sin_stride = rotary_dim / 2, .num_heads = HEADS, .num_kv_heads = KV_HEADS,
+                           .head_dim = dim, .rotary_dim = rotary_dim, .norm_eps = 1e-3f,
+                           .is_bf16 = is_half};
+    int failed = pelton_store_qkv(&args);
+    for (int64_t i = 0; i < 2 * KV_HEADS * dim && t > 1; i++)
+        failed |= get(kv, is_half, 2 * KV_HEADS * dim + i) != get(qkv, is_half, width + HEADS * dim + i);
+    free(qkv), free(cos), free(sin), free(norm), free(kv), free(slots);
+    return failed;
+}
+
 int main(void) {
     static const int64_t sizes[][3] = {{1, 1, 1},    {1, 33, 17},  {3, 64, 48}, {7, 31, 15},
                                        {8, 32, 16},  {9, 100, 40}, {17, 5, 3},  {33, 65, 50},
                                        {270, 40, 33}};
-    int failed = 0, amx = pelton_request_amx();
+    int failed = check_steps(), amx = pelton_request_amx();
     for (int threads = 1; threads <= 3; threads++) {
         pelton_set_num_threads(threads);
         for (int flags = 0; flags < 4; flags++) {
@@ -146,6 +251,10 @@ int main(void) {
             failed |= check_attention(flags & 1, 3, 66, 6, 2, 24, window);
             failed |= check_attention(flags & 1, 1, 1100, 2, 1, 32, window);
             failed |= check_attention(flags & 1, 35, 131, 4, 2, 33, window);
+            failed |= check_draw(flags & 1, 1, 33, 17, 0) | check_draw(flags & 1, 9, 40, 50, 0);
+            failed |= check_draw(flags & 1, 5, 64, 33, amx) | check_draw(flags & 1, 400, 5, 3, amx);
+            failed |= check_store(flags & 1, 1, 5, 2, flags >> 1);
+            failed |= check_store(flags & 1, 300, 40, 40, flags >> 1);
         }
         for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
             for (int flags = 0; flags < 16; flags++) {
