@@ -17,6 +17,8 @@ from support.plain import KINDS, greedy, plain_tokens, seeded
 from support.tiny import TinyEngine, prompts_of, tiny_llama
 
 from pelton.config.graphs import GraphsConfig
+from pelton.config.params import SamplingParams
+from pelton.device.native.library import library
 from pelton.forward.recorded import RecordedExecutor
 
 GRAPHS = {
@@ -253,3 +255,43 @@ def test_padding_of_a_replay_touches_nothing():
         blocks |= set(written.nonzero()[:, 0].tolist())
     # The null block, and those of 8 + 11 tokens, four each.
     assert len(blocks) == 1 + 5
+
+
+@pytest.mark.skipif(library() is None, reason="no library of CPU kernels")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_decode_step_by_kernels_of_our_own_is_one_call_and_writes_the_same_bits(dtype):
+    """Rows come and go, of other lengths and blocks; one Python call a step would be seen here."""
+    engines = [
+        TinyEngine(
+            tiny_llama(tie_word_embeddings=True),
+            device="cpu",
+            attention_backend="native",
+            dtype=dtype,
+            kv_dtype=dtype,
+            graphs=graphs,
+        )
+        for graphs in (GraphsConfig(), GRAPHS["every size"])
+    ]
+    pools, tokens = [], []
+    for engine in engines:
+        executor = engine.worker._assembled.runner._executor
+        pools.append(getattr(executor, "_eager", executor)._kv)
+        with torch.inference_mode():
+            for pool in pools[-1]:
+                pool.zero_()
+        for index, prompt in enumerate(PROMPTS):
+            temperature = (0.0, 0.9)[index % 2]
+            params = SamplingParams(
+                temperature=temperature, max_tokens=5 + 3 * index, ignore_eos=True
+            )
+            engine.add(prompt, params, seed=index)
+        tokens.append([outcome.token_ids for outcome in engine.run().values()])
+    assert tokens[0] == tokens[1]
+    for left, right in zip(*pools, strict=True):
+        assert left.any()
+        assert torch.equal(left, right)
+    steps = recorded(engines[1])._steps
+    assert len(steps) >= 3
+    for (_, is_sampled), step in steps.items():
+        assert is_sampled
+        assert step.recording.num_python_calls == 0
