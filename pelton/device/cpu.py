@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -69,6 +70,9 @@ class CPUDevice:
 
     def record_event(self) -> PassedEvent:
         return _PASSED
+
+    def compiling(self) -> AbstractContextManager[object]:
+        return nullcontext()
 
     def synchronize(self) -> None:
         return None

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib.util
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -99,6 +102,15 @@ class CUDADevice:
 
     def record_event(self) -> CUDAEvent:
         return CUDAEvent(self._stream)
+
+    @contextmanager
+    def compiling(self) -> Iterator[None]:
+        if importlib.util.find_spec("triton") is None:
+            yield
+            return
+        triton = importlib.import_module("triton")
+        with ThreadPoolExecutor() as pool, triton.AsyncCompileMode(pool):
+            yield
 
     def synchronize(self) -> None:
         self._stream.synchronize()

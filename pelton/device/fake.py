@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -119,6 +120,9 @@ class FakeDevice:
 
     def record_event(self) -> FakeEvent:
         return FakeEvent(self, self.num_done + len(self._queue))
+
+    def compiling(self) -> AbstractContextManager[object]:
+        return nullcontext()
 
     def synchronize(self) -> None:
         self.run_until(self.num_done + len(self._queue))

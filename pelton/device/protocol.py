@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
@@ -88,6 +89,11 @@ class Device(Protocol):
 
     def record_event(self) -> Event:
         """An event after everything queued so far."""
+        ...
+
+    def compiling(self) -> AbstractContextManager[object]:
+        """Around the building of layers: the kernels that they ask for are compiled side by side,
+        and are there at the end."""
         ...
 
     def synchronize(self) -> None:

@@ -117,9 +117,30 @@ def _power_above(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
+_asked: set[tuple[object, ...]] = set()
+
+
 def _compile(kernel: Any, *args: Any, **options: Any) -> None:
-    """Compile and load what a launch with these arguments needs. A dtype stands for a tensor."""
-    kernel.warmup(*args, grid=(1,), **options).run  # noqa: B018
+    """Compile what a launch with these arguments needs. A dtype stands for a tensor.
+
+    Each only once: most layers of a model need what others have asked for, which may still be
+    on its way (Device.compiling).
+    """
+    key = (kernel, *map(_kind, args), *sorted(options.items()))
+    if key not in _asked:
+        _asked.add(key)
+        kernel.warmup(*args, grid=(1,), **options)
+
+
+def _kind(argument: object) -> object:
+    """All that compilation sees of an argument."""
+    if isinstance(argument, torch.Tensor):
+        return argument.dtype
+    if isinstance(argument, TensorDescriptor):
+        return argument.base.dtype, *argument.block_shape
+    if isinstance(argument, int):
+        return argument == 1, argument % 16 == 0
+    return type(argument) if isinstance(argument, float) else argument
 
 
 def bind_one_row(

@@ -111,7 +111,8 @@ class Worker:
         with torch.inference_mode():
             started = time.perf_counter()
             others = self._used_bytes()
-            self.model = load_model(config, build, checkpoint)
+            with self.device.compiling():
+                self.model = load_model(config, build, checkpoint)
             self.phases["load weights"] = time.perf_counter() - started
 
             def assembled(config: EngineConfig) -> Assembled:

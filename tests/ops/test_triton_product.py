@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 import torch
 from support.products import ACTIVATIONS, ALIGNED, ODD, OPS, TOLERANCE, TritonProduct
 
+from pelton.device.cuda import CUDADevice
 from pelton.ops.product import ProductSignature
 from pelton.ops.registry import bind
 
@@ -115,6 +117,43 @@ def test_the_ladder_on_a_gpu(op):
     assert names(batch_invariant=True) == ("fixed",)
     assert names(dtype=torch.float64) == ("reference",)
     assert names(in_features=63) == ("reference",)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("batch_invariant", [False, True])
+@pytest.mark.parametrize("op", OPS)
+def test_what_binding_compiles_is_all_that_runs(op, batch_invariant, monkeypatch):
+    triton = importlib.import_module("triton")
+    activation = "silu_mul" if op == "norm_linear" else None
+    # A size that no other test has compiled for.
+    k, m = 1200, 272
+    width = m if activation is None else m // 2
+    signature = ProductSignature(
+        in_features=k,
+        out_features=m,
+        dtype=torch.float16,
+        device_type="cuda",
+        batch_invariant=batch_invariant,
+        activation=activation,
+        norm_eps=1e-6 if op == "norm_linear" else None,
+    )
+    weights = {"weight": torch.randn(m, k, device="cuda").half() / 32}
+    if op == "norm_linear":
+        weights["norm_weight"] = torch.ones(k, device="cuda").half()
+    with CUDADevice().compiling():
+        bound = bind(op, OPS[op].CANDIDATES, signature, **weights)
+    late = []
+    monkeypatch.setattr(
+        triton.knobs.runtime, "jit_post_compile_hook", lambda **what: late.append(what["repr"])
+    )
+    x, out, scratch = (torch.ones(400, n, device="cuda").half() for n in (k, width, m))
+    for num_rows in (1, 2, 16, 17, 33, 64, 65, 400):
+        arguments = [x[:num_rows], out[:num_rows]]
+        if op == "norm_linear":
+            arguments.append(scratch[:num_rows])
+        bound(num_rows, *arguments)
+    torch.cuda.synchronize()
+    assert late == []
 
 
 @pytest.mark.gpu
