@@ -54,23 +54,6 @@ def _activated(gate, up, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
-def _fetch(pointer, rows, start, num_rows, num_columns, LINES: tl.constexpr):
-    """Ask for LINES x 128 bytes of each row, so that they are in L2 when they are needed."""
-    LINE: tl.constexpr = 1024 // pointer.dtype.element_ty.primitive_bitwidth
-    inside = tl.minimum(rows, num_rows - 1).to(tl.int64)
-    columns = tl.minimum(start + tl.arange(0, LINES) * LINE, num_columns - 1)
-    place = (pointer + inside[:, None] * num_columns + columns[None, :]).to(tl.uint64)
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
-        "=r,l",
-        [place],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@triton.jit
 def one_row(
     x,
     weight,
@@ -87,7 +70,6 @@ def one_row(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     HAS_MORE: tl.constexpr,
-    LINES: tl.constexpr,
     IS_WHOLE: tl.constexpr,
     DEPENDS: tl.constexpr,
 ):
@@ -109,10 +91,6 @@ def one_row(
     if HAS_NORM:
         g = _tile(norm_weight, first, 0, 1, num_columns, BLOCK_K, IS_WHOLE, "")
     if DEPENDS:
-        if LINES > 0:
-            _fetch(weight, rows, BLOCK_K, num_out, num_columns, LINES)
-            if IS_GATED:
-                _fetch(weight, rows + num_out, BLOCK_K, num_features, num_columns, LINES)
         gdc_wait()
     x32 = _tile(x, first, 0, 1, num_columns, BLOCK_K, IS_WHOLE, "").to(tl.float32)
     if HAS_NORM:
@@ -177,6 +155,23 @@ def _weights(
         return _tile(weight, rows, start, num_rows, num_columns, BLOCK_K, IS_WHOLE, "evict_first")
 
 
+@triton.jit
+def _fetch(pointer, rows, start, num_rows, num_columns, LINES: tl.constexpr):
+    """Ask for LINES x 128 bytes of each row, so that they are in L2 when they are needed."""
+    LINE: tl.constexpr = 1024 // pointer.dtype.element_ty.primitive_bitwidth
+    inside = tl.minimum(rows, num_rows - 1).to(tl.int64)
+    columns = tl.minimum(start + tl.arange(0, LINES) * LINE, num_columns - 1)
+    place = (pointer + inside[:, None] * num_columns + columns[None, :]).to(tl.uint64)
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+        "=r,l",
+        [place],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
 @triton.jit(do_not_specialize=["num_rows"])
 def few_rows(
     x,
@@ -200,7 +195,6 @@ def few_rows(
     BLOCK_K: tl.constexpr,
     SPLITS: tl.constexpr,
     STAGES: tl.constexpr,
-    LINES: tl.constexpr,
     IS_WHOLE: tl.constexpr,
     HAS_DESCRIPTOR: tl.constexpr,
     HAS_X_DESCRIPTOR: tl.constexpr,
@@ -227,10 +221,9 @@ def few_rows(
     start = split * blocks // SPLITS * BLOCK_K
     end = (split + 1) * blocks // SPLITS * BLOCK_K
     if DEPENDS:
-        if LINES > 0:
-            _fetch(weight, rows, start, num_out, num_columns, LINES)
-            if IS_GATED:
-                _fetch(weight, rows + num_out, start, num_features, num_columns, LINES)
+        _fetch(weight, rows, start, num_out, num_columns, 4)
+        if IS_GATED:
+            _fetch(weight, rows + num_out, start, num_features, num_columns, 4)
         gdc_wait()
     total = tl.zeros([BLOCK_N, BLOCK_T], tl.float32)
     up = tl.zeros([BLOCK_N, BLOCK_T], tl.float32)
