@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Generator
 from dataclasses import dataclass
+from http import HTTPStatus
 from termios import TIOCOUTQ
 from typing import Any
 
@@ -124,6 +125,8 @@ class Connection(H11Protocol):
         status = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
         if status == 431:
             what = f"The request's first line and headers may have {MAX_HEAD_BYTES} bytes."
+        elif status == 501:
+            what = f"{error}."
         else:
             what = f"This is no HTTP/1.1 request: {error or msg}."
         self._refuse(status, what)
@@ -144,7 +147,7 @@ class Connection(H11Protocol):
             ("connection", "close"),
         ]
         for event in (
-            h11.Response(status_code=status, headers=headers),
+            h11.Response(status_code=status, headers=headers, reason=HTTPStatus(status).phrase),
             h11.Data(data=body),
             h11.EndOfMessage(),
         ):

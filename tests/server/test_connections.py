@@ -7,10 +7,13 @@ import contextlib
 import json
 import random
 import socket
+import ssl
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from support.certificates import make_certificate
 from support.scripted_engine import echo_script, engine_of, scripted_llm, text_script
 from support.serving import Served, run, served
 
@@ -159,7 +162,11 @@ def test_limits_do_not_hurt_the_slow_but_steady() -> None:
         (b"GET / HTTP/1.1\r\nHost : x\r\n\r\n", 400, "illegal header line"),
         (POST + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\n", 400, "Content-Length"),
         (POST + b"Content-Length: -5\r\n\r\n", 400, "Content-Length"),
-        (POST + b"Transfer-Encoding: gzip\r\n\r\n", 501, "Transfer-Encoding"),
+        (
+            POST + b"Transfer-Encoding: gzip\r\n\r\n",
+            501,
+            "Only Transfer-Encoding: chunked is supported.",
+        ),
         (POST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", 400, "chunk"),
         (POST + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}XX", 400, "chunk"),
         (b"GET /" + b"a" * 70_000, 431, "65536"),
@@ -178,6 +185,7 @@ def test_what_is_no_http_is_told_so(
                     assert await reader.read() == b""
                 assert found == status
                 assert headers["content-type"] == "application/json"
+                assert headers["connection"] == "close"
                 error = json.loads(body)["error"]
                 assert words.lower() in error["message"].lower()
                 assert error["type"] == "invalid_request_error"
@@ -359,6 +367,40 @@ def test_a_thousand_connections() -> None:
     run(main)
 
 
+def test_all_this_holds_with_tls(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        certificate, key = make_certificate(tmp_path)
+        trust = ssl.create_default_context(cafile=certificate)
+        options: dict[str, Any] = {"ssl_certfile": certificate, "ssl_keyfile": key}
+        async with served(scripted_llm(), head_timeout=0.5, **options) as server:
+
+            async def connect() -> Pipe:
+                return await asyncio.open_connection(
+                    "127.0.0.1", server.port, ssl=trust, server_hostname="localhost"
+                )
+
+            reader, writer = await connect()
+            writer.write(HEALTH)
+            assert (await answer(reader))[0] == 200
+            writer.write(b"rubbish\r\n\r\n")
+            assert (await answer(reader))[0] == 400
+            await is_cut(reader)
+            writer.close()
+            reader, writer = await connect()
+            trickling = asyncio.create_task(trickle(writer))
+            async with asyncio.timeout(3):
+                assert (await answer(reader))[0] == 408
+            await is_cut(reader)
+            trickling.cancel()
+            writer.close()
+            async with connected(server) as (reader, writer):  # without TLS
+                writer.write(HEALTH)
+                assert b"HTTP" not in await is_cut(reader)
+
+    run(main)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 def test_content_codings_are_refused() -> None:
     async def main() -> None:
         async with served(scripted_llm(echo_script)) as server:
@@ -416,7 +458,7 @@ def test_garbage_of_all_kinds(caplog: pytest.LogCaptureFixture) -> None:
             await asyncio.gather(*(try_one(data) for data in tries if data))
             assert (await server.client.get("/health")).status_code == 200
             async with asyncio.timeout(5):
-                while server.state.in_flight.now:
+                while server.state.in_flight.now or server.server.server_state.connections:
                     await asyncio.sleep(0.01)
             engine = engine_of(server.state.engine)
             assert sum(isinstance(message, (AddRequest, Abort)) for message in engine.sent) > 0

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 from starlette.requests import Request
+from support.certificates import make_certificate
 
 from pelton.config.server import ServerArgs
 from pelton.errors import ConfigError
@@ -52,17 +52,6 @@ def test_wrong_options(field: str, value: Any, words: str) -> None:
 def test_good_options() -> None:
     check_server(ServerArgs())
     check_server(ServerArgs(shutdown_timeout=3, log_interval=0, root_path="/a/b"))
-
-
-def make_certificate(folder: Path) -> tuple[str, str]:
-    key, certificate = folder / "key.pem", folder / "cert.pem"
-    words = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost"
-    subprocess.run(
-        ["openssl", *words.split(), "-keyout", str(key), "-out", str(certificate)],
-        check=True,
-        capture_output=True,
-    )
-    return str(certificate), str(key)
 
 
 def test_certificates(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from typing import Any
 
 import httpx
+import uvicorn
 
 from pelton.config.server import ServerArgs
 from pelton.engine.async_llm import AsyncLLM
@@ -102,4 +103,7 @@ def run(main: Callable[[], Awaitable[Any]], timeout: float = 30) -> Any:
         async with asyncio.timeout(timeout):
             return await main()
 
-    return asyncio.run(bounded())
+    # The kind of event loop that `pelton serve` has.
+    loop_factory = uvicorn.Config("", log_config=None).get_loop_factory()
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        return runner.run(bounded())

@@ -1,0 +1,17 @@
+"""Certificates for TLS."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+
+def make_certificate(folder: Path) -> tuple[str, str]:
+    key, certificate = folder / "key.pem", folder / "cert.pem"
+    words = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost"
+    subprocess.run(
+        ["openssl", *words.split(), "-keyout", str(key), "-out", str(certificate)],
+        check=True,
+        capture_output=True,
+    )
+    return str(certificate), str(key)
