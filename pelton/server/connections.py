@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import fcntl
 import functools
+import logging
 import socket
 import ssl
 import sys
@@ -32,6 +33,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from pelton.config.server import ServerArgs
 from pelton.server.errors import ApiError
 from pelton.server.streaming import json_bytes
+
+log = logging.getLogger("pelton.server")
 
 MAX_HEAD_BYTES = 64 * 1024
 """Of a request line with its headers."""
@@ -188,7 +191,11 @@ class Server(uvicorn.Server):
             now = time.monotonic()
             for connection in list(self.server_state.connections):
                 assert isinstance(connection, Connection)
-                connection.sweep(now)
+                try:
+                    connection.sweep(now)
+                except Exception:
+                    log.exception("A connection could not be swept")
+                    connection.transport.abort()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:

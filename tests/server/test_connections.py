@@ -19,6 +19,7 @@ from support.serving import Served, run, served
 
 from pelton.engine.async_llm import AsyncLLM
 from pelton.messages.to_engine import Abort, AddRequest
+from pelton.server.connections import Connection
 from pelton.server.listen import raise_file_limit
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -78,6 +79,20 @@ def test_a_request_that_never_begins_is_cut_off() -> None:
     async def main() -> None:
         async with alone(scripted_llm(), head_timeout=0.2) as (reader, _):
             assert await is_cut(reader) == b""
+
+    run(main)
+
+
+def test_a_fault_with_one_connection_leaves_the_others_their_limits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        async with served(scripted_llm(), head_timeout=0.2) as server:
+            monkeypatch.setattr(Connection, "_refuse", None)
+            for _ in range(2):
+                async with connected(server) as (reader, writer):
+                    writer.write(b"GET")
+                    assert await is_cut(reader) == b""
 
     run(main)
 

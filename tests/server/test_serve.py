@@ -205,7 +205,7 @@ def test_cached_tokens_are_told(client: openai.OpenAI) -> None:
 
 def test_errors(client: openai.OpenAI, server: ServeProcess) -> None:
     with pytest.raises(openai.BadRequestError) as wrong:
-        client.completions.create(model="tiny", prompt="x", temperature=9)
+        client.completions.create(model="tiny", prompt="x", temperature=900)
     assert wrong.value.param == "temperature"
     with pytest.raises(openai.NotFoundError) as unknown:
         client.completions.create(model="gpt-4", prompt="x")

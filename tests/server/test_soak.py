@@ -20,7 +20,7 @@ from pelton import LLM, SamplingParams
 
 CONCURRENCY = 64
 MALFORMED: list[dict[str, Any]] = [
-    {"prompt": "x", "temperature": 9},
+    {"prompt": "x", "temperature": 900},
     {"prompt": [99999]},
     {"prompt": "x" * 1000},
     {"prompt": "x", "nonsense": 1},
