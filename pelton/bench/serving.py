@@ -95,12 +95,17 @@ async def _server_facts(client: HttpClient, options: ServingOptions) -> dict[str
     if model is None:
         async with client.request("GET", "/v1/models") as response:
             text = await response.read()
+        if response.status in (401, 403, 503):
+            # A name would not help.
+            raise EngineError(
+                f"{options.url} answers with status {response.status}: {_sentence(text)}"
+            )
         try:
             model = str(json.loads(text)["data"][0]["id"])
         except (ValueError, LookupError, TypeError):
             raise EngineError(
-                f"{options.url} does not tell its models (status {response.status}: "
-                f"{text[:200]!r}); give --model-name."
+                f"{options.url} does not tell its models (status {response.status}); give "
+                "--model-name."
             ) from None
     async with client.request("GET", "/version") as response:
         text = await response.read()

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from pelton.config.reasons import reason_of
 from pelton.errors import CheckpointError, ConfigError
 
 _SMALL_FILES = [
@@ -115,4 +116,6 @@ def _explained(repo: str, revision: str | None) -> Iterator[None]:
             "(offline, or HF_HUB_OFFLINE is set): connect once, or give a local folder or .gguf."
         ) from None
     except (errors.HfHubHTTPError, OSError) as error:
-        raise CheckpointError(f"Model {repo!r}{at} could not be downloaded: {error}") from None
+        raise CheckpointError(
+            f"Model {repo!r}{at} could not be downloaded: {reason_of(error)}."
+        ) from None

@@ -116,7 +116,7 @@ def add_fields(
     for name in names:
         text = texts.get(name, "").replace("%", "%%")
         default = defaults.get(name)
-        if default is not None and default is not dataclasses.MISSING:
+        if default not in (None, "", dataclasses.MISSING):
             text = f"{text} (default: {default})".strip()
         group.add_argument(
             "--" + name.replace("_", "-"),

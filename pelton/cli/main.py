@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import pelton
 from pelton.cli.flags import did_you_mean
+from pelton.config.reasons import reason_of
 from pelton.errors import ConfigError, PeltonError, RequestError
 
 # name -> (module with parse(argv) and run(options), summary)
@@ -69,10 +70,18 @@ def _run(module_name: str, argv: Sequence[str]) -> int:
         if options.debug:
             traceback.print_exc()
         is_users = isinstance(error, (ConfigError, RequestError))
-        kind = "" if isinstance(error, PeltonError) else f"{type(error).__name__}: "
         hint = "" if is_users or options.debug else " (--debug shows where)"
-        print(f"pelton: {kind}{error}{hint}", file=sys.stderr)
+        print(f"pelton: {_words(error)}{hint}", file=sys.stderr)
         return 2 if is_users else 1
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, PeltonError):
+        return str(error)
+    if isinstance(error, OSError):
+        file = f"{error.filename}: " if isinstance(error.filename, str) else ""
+        return f"{file}{reason_of(error)}."
+    return f"{type(error).__name__}: {error}"
 
 
 def _usage() -> str:

@@ -18,11 +18,22 @@ class EngineArgs:
     """Arguments as users type them; names are vLLM's. None means: decide for me.
 
     model: folder, GGUF file, hub id ("org/name"), or None for the embedded model.
+    tokenizer: folder, GGUF file or hub id with another tokenizer than the model's.
+    revision: branch, tag or commit of a hub id.
+    hf_token: of an account of the hub, for what is not open to all.
     load_format: "auto" | "safetensors" | "gguf" | "dummy" (random weights of the right shapes).
     dtype: "auto" | "float32" | "bfloat16" | "float16".
     device: "auto" | "cpu" | "cuda" | "cuda:N" | "fake" (the testing device).
     seed: of the weights under load_format="dummy". A request's noise has a seed of its own, in its
         SamplingParams; without one it is drawn anew.
+    max_model_len: most tokens of a prompt and its answer together; the checkpoint's context, or
+        what the KV cache holds, if left out.
+    max_num_seqs: most answers that are made at a time.
+    max_num_batched_tokens: most tokens in one step.
+    long_prefill_token_threshold: most tokens of one prompt in one step; 0 = as many as fit.
+    scheduling_policy: "fcfs" | "priority".
+    block_size: tokens in a block of the KV cache.
+    enable_prefix_caching: prompts that begin alike share the blocks of their beginning.
     gpu_memory_utilization: share of the device's memory that weights and KV may use; on CPU, the
         share of the memory that is free at start (cgroup limits respected).
     kv_cache_memory_bytes / num_gpu_blocks_override: the KV cache's size, given instead of measured.
@@ -34,6 +45,9 @@ class EngineArgs:
     mamba_block_size: for models with recurrent layers: after how many tokens, each time, their
         state is kept, so that a later prompt that begins alike can start there; a multiple of
         block_size.
+    num_threads: threads of the CPU's kernels; its cores if left out.
+    max_logprobs: most alternatives to a token that a request may ask for.
+    chat_template: a Jinja template, or a file that holds one, instead of the model's own.
     batch_invariant: select fixed-reduction kernels, so that a request's tokens do not depend on
         its neighbours, chunk sizes or prefix hits, bit for bit.
     max_steps_in_flight: depth of the launch pipeline (1 = wait for each step).

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 class ServerArgs:
     """Arguments as users type them; names are vLLM's where it has them.
 
-    host / port: where to listen. Only this machine can connect unless host is "0.0.0.0" or "::".
+    host: address to listen at. Only this machine can connect unless it is "0.0.0.0" or "::".
+    port: where to listen; 0 = any that is free.
     uds: path of a Unix socket to listen on, instead of host and port.
     root_path: prefix under which a proxy serves this server, such as "/llm".
     served_model_name: names that requests may call the model by, the first one in answers; the

@@ -175,6 +175,8 @@ def test_tokens_begin_in_the_part_that_has_their_first_byte() -> None:
 def test_what_other_servers_say_when_they_refuse() -> None:
     with pytest.raises(EngineError, match="status 401: Wrong key"):
         measured_elsewhere(OtherServer(TOKENS, usage="end", key="k"), api_key="other")
+    with pytest.raises(EngineError, match="status 503: Loading model"):
+        measured_elsewhere(OtherServer(TOKENS, is_loading=True))
     with pytest.raises(EngineError, match="no stream of events"):
         measured_elsewhere(OtherServer(TOKENS, streams=False))
 

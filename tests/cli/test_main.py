@@ -71,6 +71,12 @@ def test_unknown_commands_name_the_known_ones(
         (ConfigError("max_model_len must be 8."), 2, "pelton: max_model_len must be 8.\n"),
         (RequestError("top_p must be 1.", field="top_p"), 2, "pelton: top_p must be 1.\n"),
         (EngineError("It broke."), 1, "pelton: It broke. (--debug shows where)\n"),
+        (
+            PermissionError(13, "x", "/a/b"),
+            1,
+            "pelton: /a/b: Permission denied. (--debug shows where)\n",
+        ),
+        (OSError(28, "x"), 1, "pelton: No space left on device. (--debug shows where)\n"),
         (KeyError("x"), 1, "pelton: KeyError: 'x' (--debug shows where)\n"),
         (KeyboardInterrupt(), 130, "pelton: interrupted\n"),
     ],

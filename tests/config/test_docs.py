@@ -5,8 +5,10 @@ from dataclasses import dataclass, fields
 import pytest
 
 from pelton.config.docs import field_texts
+from pelton.config.engine import EngineArgs
 from pelton.config.params import SamplingParams
 from pelton.config.server import ServerArgs
+from pelton.setup.refusals import REFUSALS
 
 
 @dataclass
@@ -39,8 +41,8 @@ def test_entries_of_docstrings() -> None:
     }
 
 
-@pytest.mark.parametrize("kind", [SamplingParams, ServerArgs])
+@pytest.mark.parametrize("kind", [SamplingParams, ServerArgs, EngineArgs])
 def test_every_field_that_users_type_is_described(kind: type) -> None:
-    texts = field_texts(kind)
-    no_version_does = {"best_of", "structured_outputs"}
-    assert {field.name for field in fields(kind)} - no_version_does <= texts.keys()
+    no_version_does = {"best_of", "structured_outputs", *(one.field for one in REFUSALS)}
+    silent = {field.name for field in fields(kind)} - field_texts(kind).keys() - no_version_does
+    assert not silent, f"the docstring of {kind.__name__} says nothing of {sorted(silent)}"

@@ -35,6 +35,7 @@ class OtherServer:
     key: str | None = None
     streams: bool = True
     knows_stream_options: bool = True
+    is_loading: bool = False
     bodies: list[dict[str, Any]] = field(default_factory=list)
 
     def app(self) -> Starlette:
@@ -48,6 +49,9 @@ class OtherServer:
         )
 
     async def _models(self, request: Request) -> Response:
+        if self.is_loading:
+            error = {"message": "Loading model", "code": 503}
+            return JSONResponse({"error": error}, status_code=503)
         return JSONResponse({"object": "list", "data": [{"id": "other", "object": "model"}]})
 
     async def _page(self, request: Request) -> Response:
