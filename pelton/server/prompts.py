@@ -15,7 +15,7 @@ from pelton.errors import RequestError
 from pelton.server.bodies import beside_loop
 from pelton.server.errors import ApiError
 from pelton.server.protocol import ChatBody, CompletionBody, TokenizeBody
-from pelton.tokens.byte_bound import max_bytes_per_token
+from pelton.tokens.byte_bound import lost_bytes, max_bytes_per_token
 from pelton.tokens.chat_template import ChatTemplate
 from pelton.tokens.tokenizer import Tokenizer
 
@@ -26,6 +26,7 @@ _MAX_PER_TOKEN = 16
 """Of a text that is tokenized: so many, or so many per token of the context if that is more. What a
 million tokens come as is one list, and everybody waits while it is made."""
 
+_MAX_UTF8 = 4  # bytes of a character
 _SMALL_TEXT = 2000  # characters that are tokenized sooner than another thread would wake up
 _TEMPLATE_WORDS = ("self", "messages", "tools", "add_generation_prompt", "continue_final_message")
 
@@ -70,6 +71,7 @@ class PromptReader:
         # The tokenizer counts its vocabulary, 0.1 s, when it is asked first: not by a request.
         _ = tokenizer.vocab_size
         self._max_bytes = None if width is None else width * max_model_len
+        self._lost_bytes = b"" if width is None else lost_bytes(tokenizer)
 
     async def completion(self, body: CompletionBody) -> list[ReadyPrompt]:
         """One prompt or several, in order. Raises RequestError, or ApiError with OpenAI's code for
@@ -141,12 +143,13 @@ class PromptReader:
         return ReadyPrompt(ids, text)
 
     def _encode_short(self, text: str, adds: bool, keep: int | None) -> TokenIds:
-        """Refuses a text that is surely too long by its bytes, of which each character has one at
-        least, before it takes time to tokenize it."""
+        """Refuses a text that is surely too long by its bytes before it takes time to tokenize
+        it."""
         if (
             keep is None
             and self._max_bytes is not None
-            and (len(text) > self._max_bytes or len(text.encode()) > self._max_bytes)
+            and len(text) > self._max_bytes // _MAX_UTF8
+            and len(text.encode().translate(None, self._lost_bytes)) > self._max_bytes
         ):
             raise self._too_long(f"at least {self._max_model_len}")
         return self._encode(text, adds)

@@ -11,9 +11,19 @@ _NFC_FACTOR = 4
 """Canonical composition (Unicode, UAX 15) makes at most three bytes one: Hangul syllables do."""
 
 
+def lost_bytes(tokenizer: Tokenizer) -> bytes:
+    """Those that a byte-level vocabulary has no token for: they vanish from a text. (SmolLM2's has
+    none for some control characters.)"""
+    if not tokenizer.is_byte_level:
+        return b""
+    vocabulary = json.loads(tokenizer.backend.to_str())["model"]["vocab"]
+    known = {tokenizer.token_bytes(i) for token, i in vocabulary.items() if len(token) == 1}
+    return bytes(byte for byte in range(256) if bytes([byte]) not in known)
+
+
 def max_bytes_per_token(tokenizer: Tokenizer) -> int | None:
-    """Bytes of UTF-8 that the longest token stands for, so that n bytes of text are n / this tokens
-    at least; None where nothing is certain.
+    """Bytes of UTF-8 that the longest token stands for, so that n bytes of text, `lost_bytes` not
+    counted, are n / this tokens at least; None where nothing is certain.
 
     It is certain for tokenizers whose tokens are pieces of the text, one after another and without
     gaps: BPE over bytes, and BPE that falls back to bytes. Nothing is where the text may lose bytes

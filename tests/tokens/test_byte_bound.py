@@ -8,7 +8,7 @@ from support.scripted_engine import smollm2
 from support.texts import byte_tokenizer
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
-from pelton.tokens.byte_bound import max_bytes_per_token
+from pelton.tokens.byte_bound import lost_bytes, max_bytes_per_token
 from pelton.tokens.tokenizer import Tokenizer
 
 
@@ -56,7 +56,18 @@ def test_no_text_has_fewer_tokens_than_its_bytes_say(tokenizer: Tokenizer, text:
     width = max_bytes_per_token(tokenizer)
     assert width is not None
     num_tokens = len(tokenizer.encode(text, add_special_tokens=False))
-    assert num_tokens * width >= len(text.encode())
+    assert num_tokens * width >= len(text.encode().translate(None, lost_bytes(tokenizer)))
+
+
+def test_bytes_without_a_token_vanish() -> None:
+    """SmolLM2 has none for U+0016; a text of it may be as long as it likes."""
+    assert [lost_bytes(tokenizer) for tokenizer in CERTAIN[:3]] == [b"", b"", b""]
+    tokenizer = smollm2()[2]
+    lost = lost_bytes(tokenizer)
+    assert b"\x16" in lost
+    for byte in range(128):
+        ids = tokenizer.encode(chr(byte), add_special_tokens=False)
+        assert (len(ids) == 0) == (byte in lost), byte
 
 
 def test_widths() -> None:
