@@ -7,12 +7,16 @@ Such an op's package has its reference under the op's name, and may have KERNELS
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Callable
 
 from pelton.device.native.library import library
 from pelton.ops.registry import Kernel
 
-_CAN_RUN: dict[str, Callable[[], bool]] = {"cpu": lambda: library() is not None}
+_CAN_RUN: dict[str, Callable[[], bool]] = {
+    "cpu": lambda: library() is not None,
+    "cuda": lambda: importlib.util.find_spec("triton") is not None,
+}
 
 
 def step_kernel(op: str, device_type: str) -> Kernel:

@@ -4,30 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.nn.functional as F
+from support.heads import head_of, make_rows, signature_of
 
 from pelton.core.plan import ALL_MASKED, NAN_LOGITS, OK
 from pelton.device.native.library import library
 from pelton.ops import lm_head_sample
 from pelton.ops.gumbel_argmax.reference import gumbel_noise, row_keys, token_bits
-from pelton.ops.lm_head_sample import DrawRows, HeadSignature, reference
+from pelton.ops.lm_head_sample import reference
 from pelton.ops.norm_linear.cpu import packed
 from pelton.ops.product import ProductSignature
 from pelton.ops.registry import bind
-
-NUM_SLOTS = 9
-
-
-def make_rows(num_rows, *, temperatures=(0.0, 1.0, 0.4, 0.0, 2.5)):
-    """Rows of several slots, two of one slot among them; slots' state differs."""
-    slots = torch.arange(num_rows).mul_(4).remainder_(NUM_SLOTS)
-    choice = torch.tensor(temperatures)
-    return DrawRows(
-        slots=slots,
-        positions=torch.arange(3, 3 + num_rows, dtype=torch.int32),
-        temperature=choice[torch.arange(NUM_SLOTS) % len(choice)],
-        seeds=torch.arange(NUM_SLOTS) * 10**15 - 7,
-    )
 
 
 def expected(logits, rows):
@@ -43,26 +29,6 @@ def expected(logits, rows):
             scores = scores / rows.temperature[slot] + gumbel_noise(token_bits(ids, *keys))[0]
         found.append((scores == scores.max()).nonzero()[0].item())
     return found
-
-
-def head_of(weight, norm_weight, eps):
-    def head(hidden, out):
-        torch.mm(F.rms_norm(hidden, hidden.shape[1:], norm_weight, eps), weight.t(), out=out)
-
-    return head
-
-
-def signature_of(weight, **changes):
-    return HeadSignature(
-        **{
-            "hidden_size": weight.shape[1],
-            "vocab_size": weight.shape[0],
-            "dtype": weight.dtype,
-            "device_type": weight.device.type,
-            "norm_eps": 1e-6,
-            **changes,
-        }
-    )
 
 
 @pytest.mark.parametrize("vocab", [1, 2, 513, 1031, 8193])

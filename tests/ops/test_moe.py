@@ -3,6 +3,7 @@ around a token."""
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.moe import BIASED, CASES, PLAIN, exact, weights_of
 
 from pelton.errors import UnsupportedError
 from pelton.ops import moe
@@ -20,29 +22,6 @@ from pelton.ops.registry import bind
 
 NAMES = ["reference", "sorted", "tiled"]
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}
-PLAIN = MoESignature(
-    hidden_size=24,
-    intermediate_size=17,
-    num_experts=7,
-    top_k=3,
-    dtype=torch.float32,
-    device_type="cpu",
-    normalise_chosen=False,
-)
-BIASED: dict[str, Any] = {
-    "has_router_bias": True,
-    "has_gate_up_bias": True,
-    "has_down_bias": True,
-}
-CASES: dict[str, dict[str, Any]] = {
-    "weights as they are": {},
-    "weights sum to one": {"normalise_chosen": True},
-    "biases": BIASED,
-    "gpt-oss": {**BIASED, "normalise_chosen": True, "swiglu_limit": 1.5, "swiglu_alpha": 1.702},
-    "one expert": {"num_experts": 1, "top_k": 1},
-    "one of many": {"num_experts": 33, "top_k": 1},
-    "all of them": {"num_experts": 4, "top_k": 4, "normalise_chosen": True},
-}
 
 
 @pytest.fixture(autouse=True)
@@ -52,22 +31,6 @@ def one_thread() -> Iterator[None]:
     torch.manual_seed(0)
     yield
     torch.set_num_threads(before)
-
-
-def weights_of(signature: MoESignature) -> dict[str, torch.Tensor]:
-    s = signature
-    shapes = {
-        "router": (s.num_experts, s.hidden_size),
-        "gate_up": (s.num_experts, 2 * s.intermediate_size, s.hidden_size),
-        "down": (s.num_experts, s.hidden_size, s.intermediate_size),
-    }
-    if s.has_router_bias:
-        shapes["router_bias"] = (s.num_experts,)
-    if s.has_gate_up_bias:
-        shapes["gate_up_bias"] = (s.num_experts, 2 * s.intermediate_size)
-    if s.has_down_bias:
-        shapes["down_bias"] = (s.num_experts, s.hidden_size)
-    return {name: torch.randn(shape).to(s.dtype) for name, shape in shapes.items()}
 
 
 def kernel_of(name: str, signature: MoESignature, weights: dict[str, torch.Tensor]) -> Any:
@@ -80,34 +43,6 @@ def run(kernel: Any, x: torch.Tensor) -> torch.Tensor:
     kernel(x, out)
     assert torch.equal(x.nan_to_num(), before.nan_to_num()), "the input is not changed"
     return out
-
-
-def exact(signature: MoESignature, weights: dict[str, torch.Tensor], x: torch.Tensor) -> np.ndarray:
-    """Token by token in float64."""
-    s = signature
-    w = {name: tensor.double().numpy() for name, tensor in weights.items()}
-    rows = []
-    for token in x.double().numpy():
-        logits = w["router"] @ token + w.get("router_bias", 0.0)
-        chosen = sorted(range(s.num_experts), key=lambda e: (-logits[e], e))[: s.top_k]
-        pool = chosen if s.normalise_chosen else list(range(s.num_experts))
-        total = np.exp(logits[pool] - logits.max()).sum()
-        row = np.zeros(s.hidden_size)
-        for e in chosen:
-            inner = w["gate_up"][e] @ token
-            if s.has_gate_up_bias:
-                inner = inner + w["gate_up_bias"][e]
-            gate, up = np.split(inner, 2)
-            if s.swiglu_limit is not None:
-                gate = np.minimum(gate, s.swiglu_limit)
-                up = np.clip(up, -s.swiglu_limit, s.swiglu_limit) + 1
-            gate = gate / (1 + np.exp(-gate * (s.swiglu_alpha if s.swiglu_limit else 1)))
-            result = w["down"][e] @ (gate * up)
-            if s.has_down_bias:
-                result = result + w["down_bias"][e]
-            row += np.exp(logits[e] - logits.max()) / total * result
-        rows.append(row)
-    return np.array(rows).reshape(len(x), s.hidden_size)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
@@ -214,16 +149,19 @@ def test_which_candidates_are_taken():
 
     assert names() == ("sorted",)
     assert names(batch_invariant=True) == ("tiled",)
-    assert names(device_type="cuda") == ("tiled", "reference")
+    has_triton = importlib.util.find_spec("triton") is not None
+    assert names(device_type="cuda") == (
+        ("few", "in_order") if has_triton else ("tiled", "reference")
+    )
     assert names(device_type="cuda", batch_invariant=True) == ("tiled",)
     reasons = r"grouped: .*elsewhere than on CUDA; sorted: .*depend on the number of rows"
     with pytest.raises(UnsupportedError, match=reasons):
-        bind("moe", moe.CANDIDATES[:2], replace(PLAIN, batch_invariant=True), **weights_of(PLAIN))
+        bind("moe", moe.CANDIDATES[:4], replace(PLAIN, batch_invariant=True), **weights_of(PLAIN))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", ["reference", "tiled", "grouped"])
+@pytest.mark.parametrize("name", ["reference", "tiled", "grouped", "few", "in_order"])
 def test_on_a_gpu_without_waiting_for_it(name, dtype):
     if not torch.cuda.is_available():
         pytest.skip("no GPU")
@@ -237,6 +175,8 @@ def test_on_a_gpu_without_waiting_for_it(name, dtype):
     weights = weights_of(signature)
     kernel = candidate.load()(signature, **{k: w.cuda() for k, w in weights.items()})
     for num_rows in (1, 2, 17, 200):
+        if num_rows > (candidate.max_rows or num_rows):
+            continue
         x = torch.randn(num_rows, 64).to(dtype)
         on_device, out = x.cuda(), torch.full_like(x, torch.nan).cuda()
         kernel(on_device, out)

@@ -11,4 +11,7 @@ from pelton.ops.advance.reference import advance
 
 __all__ = ["KERNELS", "advance"]
 
-KERNELS = {"cpu": "pelton.ops.advance.cpu:advance"}
+KERNELS = {
+    "cpu": "pelton.ops.advance.cpu:advance",
+    "cuda": "pelton.ops.advance.triton:advance",
+}

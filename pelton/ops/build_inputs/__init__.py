@@ -8,4 +8,7 @@ from pelton.ops.build_inputs.reference import build_inputs
 
 __all__ = ["KERNELS", "build_inputs"]
 
-KERNELS = {"cpu": "pelton.ops.build_inputs.cpu:build_inputs"}
+KERNELS = {
+    "cpu": "pelton.ops.build_inputs.cpu:build_inputs",
+    "cuda": "pelton.ops.build_inputs.triton:build_inputs",
+}

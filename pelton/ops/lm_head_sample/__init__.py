@@ -19,6 +19,7 @@ Tolerance: tokens equal to the reference's where the product's last bits are.
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
 
 import torch
@@ -53,6 +54,10 @@ class DrawRows:
     seeds: torch.Tensor
 
 
+FUSED_ROWS = 16
+"""Rows that share one pass over the head's weight."""
+
+
 def _takes_any(signature: HeadSignature) -> str | None:
     return None
 
@@ -67,7 +72,25 @@ def _takes_native(signature: HeadSignature) -> str | None:
     return None if library() is not None else "no library of CPU kernels"
 
 
+def _takes_triton(signature: HeadSignature) -> str | None:
+    if signature.device_type != "cuda":
+        return "for a GPU"
+    if signature.dtype == torch.float64:
+        return "draws from float32 at most"
+    return None if importlib.util.find_spec("triton") is not None else "triton is not installed"
+
+
+def _takes_fused(signature: HeadSignature) -> str | None:
+    if signature.logits_divisor != 1.0 or signature.softcap is not None:
+        return "logits are changed after the product"
+    if signature.batch_invariant:
+        return "more rows take another product"
+    return _takes_triton(signature)
+
+
 CANDIDATES = (
     Candidate("native", "pelton.ops.lm_head_sample.cpu:drawn", _takes_native, copies_weight=True),
+    Candidate("fused", "pelton.ops.lm_head_sample.triton:fused", _takes_fused, max_rows=FUSED_ROWS),
+    Candidate("drawn", "pelton.ops.lm_head_sample.triton:from_logits", _takes_triton),
     Candidate("composed", "pelton.ops.lm_head_sample.reference:composed", _takes_any),
 )

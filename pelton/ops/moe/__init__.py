@@ -20,6 +20,7 @@ activation: OpenAI's gpt-oss model card, arXiv 2508.10925.
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
 
 import torch
@@ -72,8 +73,24 @@ def _takes_invariant(signature: MoESignature) -> str | None:
     return None if signature.batch_invariant else "only for batch_invariant=True (slower)"
 
 
+FEW_TOKENS = 16
+"""Tokens that share one pass over the experts that any of them picks."""
+
+
+def _takes_triton(signature: MoESignature) -> str | None:
+    if signature.device_type != "cuda":
+        return "for a GPU"
+    if signature.dtype == torch.float64:
+        return "sums in float32"
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    return _takes_any(signature)
+
+
 # Without a grouped product, launches count on a GPU: few tokens touch few experts, many touch all.
 CANDIDATES = (
+    Candidate("few", "pelton.ops.moe.triton:few", _takes_triton, max_rows=FEW_TOKENS),
+    Candidate("in_order", "pelton.ops.moe.triton:many", _takes_triton),
     Candidate("grouped", "pelton.ops.moe.grouped:moe", _takes_grouped),
     Candidate("sorted", "pelton.ops.moe.by_expert:moe", _takes_sorted),
     Candidate("tiled", "pelton.ops.moe.tiled:moe", _takes_any, max_rows=16),

@@ -10,4 +10,7 @@ from pelton.ops.staged_write.reference import staged_write
 
 __all__ = ["KERNELS", "staged_write"]
 
-KERNELS = {"cpu": "pelton.ops.staged_write.cpu:staged_write"}
+KERNELS = {
+    "cpu": "pelton.ops.staged_write.cpu:staged_write",
+    "cuda": "pelton.ops.staged_write.triton:staged_write",
+}

@@ -12,4 +12,7 @@ from pelton.ops.verify.reference import verify
 
 __all__ = ["KERNELS", "verify"]
 
-KERNELS = {"cpu": "pelton.ops.verify.cpu:verify"}
+KERNELS = {
+    "cpu": "pelton.ops.verify.cpu:verify",
+    "cuda": "pelton.ops.verify.triton:verify",
+}

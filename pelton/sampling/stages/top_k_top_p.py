@@ -3,16 +3,23 @@
 import torch
 
 from pelton.ops import top_k_top_p as op
+from pelton.ops.step_kernels import step_kernel
 from pelton.sampling.tile import Tile
+
+_SORTED = 1 << 20
+"""Candidates of all rows together up to which a GPU sorts them."""
 
 
 def top_k_top_p(tile: Tile) -> None:
-    """From here on only candidates are left."""
+    """From here on only candidates are left, where they are few or sorting costs little."""
+    top_k, top_p = tile.param(tile.rows.top_k), tile.param(tile.rows.top_p)
+    sorts = len(tile.scores) * tile.span.num_candidates <= _SORTED
+    if tile.scores.is_cuda and not sorts:
+        step_kernel("keep_top", "cuda")(tile.scores, top_k, top_p)
+        return
     shape = (len(tile.scores), tile.span.num_candidates)
     values = tile.scores.new_empty(shape)
     token_ids = tile.scores.new_empty(shape, dtype=torch.int32)
-    op.top_k_top_p(
-        tile.scores, tile.param(tile.rows.top_k), tile.param(tile.rows.top_p), values, token_ids
-    )
+    op.top_k_top_p(tile.scores, top_k, top_p, values, token_ids)
     tile.scores = values
     tile.token_ids = token_ids

@@ -1,0 +1,104 @@
+"""The kernels around a model's layers in Triton: on a GPU, and a few sizes in the interpreter."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from support.heads import check_draw, check_fused
+from support.moe import CASES, PLAIN, check_triton
+from support.steps import check_no_verification_rows, check_staged_write, check_step
+from support.top import check_keep_top
+
+from pelton.ops.step_kernels import step_kernel
+
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="triton is not installed"
+)
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+@needs_triton
+def test_in_the_interpreter():
+    """In a process of its own: triton reads the variable when it is imported."""
+    result = subprocess.run(
+        [sys.executable, "-m", "support.triton_steps"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert result.returncode == 0, result.stderr[-2000:]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("seed", range(24))
+def test_steps(seed):
+    check_step(lambda op: step_kernel(op, "cuda"), seed, "cuda")
+
+
+@pytest.mark.gpu
+def test_small_ops():
+    check_no_verification_rows(step_kernel("verify", "cuda"), "cuda")
+    check_staged_write(step_kernel("staged_write", "cuda"), "cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("vocab", [2, 1000, 4097, 151936])
+def test_top_k_and_top_p(vocab):
+    check_keep_top(step_kernel("keep_top", "cuda"), vocab=vocab, device="cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("vocab", [1, 2, 1023, 8193, 49152, 151936])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_draws_of_logits(dtype, vocab):
+    from pelton.ops.lm_head_sample.triton import drawer
+
+    check_draw(drawer, vocab=vocab, dtype=dtype, device="cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_rows", [1, 2, 15, 16])
+@pytest.mark.parametrize("sizes", [(1, 16), (130, 72), (151936, 1024), (49153, 576)], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_head_and_draw(dtype, sizes, num_rows):
+    from pelton.ops.lm_head_sample.triton import fused
+
+    check_fused(fused, sizes=sizes, num_rows=num_rows, dtype=dtype, device="cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_rows", [1, 2, 15, 16])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", [*CASES, "large"])
+def test_few_tokens_through_experts(case, dtype, num_rows):
+    from pelton.ops.moe.triton import few
+
+    signature = replace(PLAIN, **CASES.get(case, {}), dtype=dtype, device_type="cuda")
+    if case == "large":
+        signature = replace(
+            signature, hidden_size=256, intermediate_size=192, num_experts=128, top_k=8
+        )
+    check_triton(few, signature, num_rows, 1e-4 if dtype == torch.float32 else 2e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_rows", [1, 17, 100, 777, 3000])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", ["gpt-oss", "one of many", "large"])
+def test_many_tokens_through_experts(case, dtype, num_rows):
+    from pelton.ops.moe.triton import many
+
+    signature = replace(PLAIN, **CASES.get(case, {}), dtype=dtype, device_type="cuda")
+    if case == "large":
+        num_rows = min(num_rows, 777)  # the oracle goes token by token
+        signature = replace(
+            signature, hidden_size=128, intermediate_size=96, num_experts=64, top_k=8
+        )
+    check_triton(many, signature, num_rows, 1e-4 if dtype == torch.float32 else 2e-2)

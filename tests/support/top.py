@@ -1,0 +1,38 @@
+"""keep_top against what top_k_top_p keeps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from pelton.ops.keep_top.reference import keep_top as reference
+
+KINDS = ("random", "ties", "flat")
+
+
+def check_keep_top(
+    kernel: Any, *, vocab: int, kinds: tuple[str, ...] = KINDS, device: str = "cpu"
+) -> None:
+    torch.manual_seed(vocab)
+    ks = [1, 2, 5, vocab, vocab - 1, vocab, vocab, 7, vocab, 3, -1, vocab]
+    ps = [1.0, 1.0, 0.5, 0.9, 1.0, 1e-6, 0.999, 0.3, 1.0, 0.7, 0.9, 0.0]
+    top_k = torch.tensor(ks, dtype=torch.int32).clamp(min=-1)
+    top_p = torch.tensor(ps)
+    for kind in kinds:
+        logits = torch.randn(len(ks), vocab) * 3
+        if kind == "ties":
+            logits = logits.round()
+        elif kind == "flat":
+            logits = torch.zeros(len(ks), vocab)
+        logits[0, vocab // 2] = -0.0
+        logits[3, : vocab // 2] = -torch.inf
+        found = logits.to(device, copy=True)
+        reference(logits, top_k, top_p)
+        kernel(found, top_k.to(device), top_p.to(device))
+        found = found.cpu()
+        # A probability's last bit may be another, and with it who is the last to stay.
+        differs = (found != logits).sum(1)
+        assert (differs <= 1).all(), (kind, vocab, differs)
+        assert (differs == 0).float().mean() > 0.8, (kind, vocab, differs)
+        assert (found > -torch.inf).any(1).all()

@@ -1,0 +1,46 @@
+"""The kernels around a model's layers in Triton's interpreter; as a program, in a process of its
+own."""
+
+from __future__ import annotations
+
+if __name__ == "__main__":
+    import support.interpreter  # noqa: F401
+
+import importlib
+from dataclasses import replace
+from typing import Any
+
+import torch
+from support.heads import check_draw, check_fused
+from support.moe import CASES, PLAIN, check_triton
+from support.steps import check_no_verification_rows, check_staged_write, check_step
+from support.top import check_keep_top
+
+
+def kernel_of(op: str) -> Any:
+    return getattr(importlib.import_module(f"pelton.ops.{op}.triton"), op)
+
+
+def check_in_interpreter() -> None:
+    """Small sizes; the interpreter has no dots in bfloat16."""
+    for seed in range(4):
+        check_step(kernel_of, seed)
+    check_no_verification_rows(kernel_of("verify"))
+    check_staged_write(kernel_of("staged_write"))
+    keep_top = importlib.import_module("pelton.ops.keep_top.triton")
+    keep_top._BLOCK = 64
+    check_keep_top(keep_top.keep_top, vocab=70, kinds=("ties",))
+    head = importlib.import_module("pelton.ops.lm_head_sample.triton")
+    for vocab in (1, 1500, 9000):
+        check_draw(head.drawer, vocab=vocab, dtype=torch.float32)
+    check_fused(head.fused, sizes=(130, 72), num_rows=3, dtype=torch.float16)
+    check_fused(head.fused, sizes=(64, 128), num_rows=16, dtype=torch.float32)
+    moe = importlib.import_module("pelton.ops.moe.triton")
+    for case, num_rows in zip(CASES.values(), (1, 5, 16, 3, 4, 7, 2)):
+        signature = replace(PLAIN, **case, intermediate_size=33)
+        check_triton(moe.few, signature, num_rows, 1e-5)
+        check_triton(moe.many, signature, num_rows + 2, 1e-5)
+
+
+if __name__ == "__main__":
+    check_in_interpreter()
