@@ -124,6 +124,7 @@ def decode(
     HAS_LSE: tl.constexpr,
     HAS_NORM: tl.constexpr,
     IS_FUSED: tl.constexpr,
+    IS_SPLIT: tl.constexpr,  # there may be more than one split
     IS_FIXED: tl.constexpr,  # splits are min_split keys each, merged one by one
     MAX_QUERY: tl.constexpr,  # rows with more query tokens are another kernel's
     ROWS: tl.constexpr,  # power of two >= MAX_QUERY * group
@@ -184,11 +185,14 @@ def decode(
     else:
         split_len = tl.cdiv(tl.cdiv(num_keys - begin, max_splits), BLOCK_N) * BLOCK_N
         split_len = tl.maximum(split_len, min_split)
-    num_splits = tl.maximum(tl.cdiv(num_keys - begin, split_len), 1)
-    if split >= num_splits:
-        return
-    begin += split * split_len
-    end = tl.minimum(begin + split_len, num_keys)
+    end = num_keys
+    num_splits = 1
+    if IS_SPLIT:
+        num_splits = tl.maximum(tl.cdiv(num_keys - begin, split_len), 1)
+        if split >= num_splits:
+            return
+        begin += split * split_len
+        end = tl.minimum(begin + split_len, num_keys)
     row_table = table_ptr + row.to(tl.int64) * stride_table
     if IS_EARLY:
         # The first tile is on its way while the query is waited for, normed and rotated.
@@ -257,7 +261,7 @@ def decode(
             IS_FUSED, WINDOW, SOFTCAP, BLOCK_N, PRECISION,
         )  # fmt: skip
 
-    if num_splits == 1:
+    if not IS_SPLIT or num_splits == 1:
         top, total, acc = with_sink(top, total, acc, sinks_ptr, head, HAS_SINKS)
         _store_rows(
             out_ptr, lse_ptr, acc, top, total, token, head, is_live, column, stride_out,
