@@ -145,9 +145,9 @@ class TritonAttention:
             scale=self.signature.scale, min_split=min_split,
             stride_query=query.stride(0), stride_out=out.stride(0), stride_table=table.stride(0),
             **kv_strides(kv), **self.common, **arguments, **self.decode_tile, **self.launch,
-            HAS_LSE=lse is not None, IS_FUSED=fused is not None, IS_SPLIT=splits > 1, IS_FIXED=self._is_fixed,
-            MAX_QUERY=short, ROWS=next_power(rows), BLOCK_M=max(block_m, next_power(rows)),
-            CHUNK=16,
+            HAS_LSE=lse is not None, IS_FUSED=fused is not None, IS_SPLIT=splits > 1,
+            IS_FIXED=self._is_fixed, MAX_QUERY=short, ROWS=next_power(rows),
+            BLOCK_M=max(block_m, next_power(rows)), CHUNK=16,
         )  # fmt: skip
 
     def prefill(
