@@ -20,18 +20,19 @@ from pelton.ops.paged_attention.launch import (
 )
 from pelton.ops.paged_attention.triton_decode import decode
 from pelton.ops.paged_attention.triton_prefill import prefill
+from pelton.ops.paged_attention.triton_tiles import (
+    FIXED,
+    FIXED_SPLIT,
+    DecodeTile,
+    decode_tile,
+    prefill_tile,
+)
 from pelton.ops.registry import Kernel
 
 # Query tokens times heads of a key head that `decode` takes as one tile.
 _DECODE_ROWS = (16, 32, 64)
-_MAX_DECODE_ROWS = 64
-# Programs up to which splitting a row's keys pays even when rows are equally long; with more of
-# them, splits of at least _LONG_SPLIT keys even out rows that are not.
+# Programs that fill the GPU.
 _FULL = 512
-_MAX_SPLITS = 64
-_LONG_SPLIT = 1024
-# Keys of a split where the order of sums is fixed.
-FIXED_SPLIT = 512
 
 
 def next_power(n: int) -> int:
@@ -55,7 +56,7 @@ class TritonAttention:
         self.signature, self._workspace, self._is_fixed = signature, workspace, is_fixed
         self.group = signature.num_heads // signature.num_kv_heads
         self._sinks = sinks
-        self.pdl = _has_dependent_launch(signature)
+        self.is_hopper = _has_dependent_launch(signature)
         is_float = signature.dtype == torch.float32
         self.block_d = max(next_power(signature.head_dim), 16)
         self.common: dict[str, Any] = {
@@ -67,31 +68,24 @@ class TritonAttention:
             "HAS_SINKS": signature.has_sinks,
             "BLOCK_D": self.block_d,
             "PRECISION": "ieee" if is_float else None,
-            "PDL": self.pdl,
+            "PDL": self.is_hopper,
         }
-        self.launch: dict[str, Any] = {"launch_pdl": True} if self.pdl else {}
-        # Elements of a tile of keys, so that the stages fit into shared memory.
-        wide = self.block_d * (2 if is_float else 1)
-        self.decode_tile = {"BLOCK_N": 64 if wide <= 128 else 32, "NUM_STAGES": 3, "num_warps": 4}
-        self.decode_tile["IS_EARLY"] = not is_fixed
-        if is_float:
-            self.prefill_tile = {"BLOCK_M": 64, "BLOCK_N": 32, "NUM_STAGES": 2, "num_warps": 8}
-        elif wide <= 128:
-            self.prefill_tile = {"BLOCK_M": 128, "BLOCK_N": 128, "NUM_STAGES": 3, "num_warps": 8}
-        else:
-            self.prefill_tile = {"BLOCK_M": 128, "BLOCK_N": 64, "NUM_STAGES": 2, "num_warps": 8}
-        if is_fixed:
-            fixed = {"BLOCK_N": 32, "NUM_STAGES": 2, "num_warps": 4}
-            self.decode_tile = {**fixed, "IS_EARLY": False}
-            self.prefill_tile = {"BLOCK_M": 64, **fixed}
-        self.prefill_tile["BLOCK_M"] = max(self.prefill_tile["BLOCK_M"], next_power(self.group))
+        self.launch: dict[str, Any] = {"launch_pdl": True} if self.is_hopper else {}
+        self._row_bytes = self.block_d * signature.dtype.itemsize
+        tile = FIXED if is_fixed else prefill_tile(row_bytes=self._row_bytes, is_float=is_float)
+        self.prefill_tile = {
+            "BLOCK_M": max(tile.num_rows, next_power(self.group)),
+            "BLOCK_N": tile.num_keys,
+            "NUM_STAGES": tile.num_stages,
+            "num_warps": tile.num_warps,
+        }
 
     def short(self, shape: StepShape) -> int:
         """Query tokens of a row up to which `decode` takes it; 0: `prefill` takes all rows. One of
         a few values, since each is a kernel of its own."""
         longest = shape.max_query_len
         if self._is_fixed:
-            short = 1 if longest == 1 else _MAX_DECODE_ROWS // self.group
+            short = 1 if longest == 1 else FIXED.num_rows // self.group
             return short if longest <= short and self._fixed_splits(shape, short) else 0
         sizes = [rows // self.group for rows in _DECODE_ROWS]
         return next((size for size in sizes if size >= longest), max(sizes[0], 1))
@@ -106,17 +100,25 @@ class TritonAttention:
     def _most_programs(self, short: int) -> int:
         return PARTIAL_SIZE // (next_power(short * self.group) * (self.block_d + 2))
 
-    def splits(self, shape: StepShape, short: int) -> tuple[int, int]:
-        """(most splits of a row, fewest keys of a split)."""
+    def decode_tile(self, shape: StepShape, short: int, tile_rows: int) -> DecodeTile:
         if self._is_fixed:
-            return max(self._fixed_splits(shape, short), 1), FIXED_SPLIT
-        row_heads = max(shape.num_rows * self.signature.num_kv_heads, 1)
-        splits = min(max(_FULL // row_heads, 4), _MAX_SPLITS)
-        splits = min(splits, self._most_programs(short) // row_heads)
-        if row_heads > MAX_ROW_HEADS:
-            splits = 1
-        shortest = self.decode_tile["BLOCK_N"] if row_heads * 4 <= _FULL else _LONG_SPLIT
-        return max(splits, 1), shortest
+            return DecodeTile(
+                splits=self._fixed_splits(shape, short),
+                min_split=FIXED_SPLIT,
+                num_keys=FIXED.num_keys,
+                num_stages=FIXED.num_stages,
+                num_warps=FIXED.num_warps,
+                chunk=1,
+                is_early=False,
+            )
+        row_heads = shape.num_rows * self.signature.num_kv_heads
+        return decode_tile(
+            row_heads=row_heads,
+            max_seq_len=shape.max_seq_len,
+            tile_rows=tile_rows,
+            row_bytes=self._row_bytes,
+            most_programs=self._most_programs(short) if row_heads <= MAX_ROW_HEADS else 0,
+        )
 
     def decode(
         self,
@@ -130,24 +132,25 @@ class TritonAttention:
         fused: dict[str, Any] | None = None,
     ) -> None:
         """query, out: their strides over tokens count alone. fused: further arguments."""
-        splits, min_split = self.splits(shape, short)
-        rows = short * self.group
-        block_m = _MAX_DECODE_ROWS if self._is_fixed else 16
+        rows = next_power(short * self.group)
+        tile_rows = max(rows, FIXED.num_rows if self._is_fixed else _DECODE_ROWS[0])
+        tile = self.decode_tile(shape, short, tile_rows)
         table = meta.block_table
         arguments = fused or {
             "kv_slots_ptr": None, "cos_ptr": None, "sin_ptr": None, "q_norm_ptr": None,
             "k_norm_ptr": None, "eps": 0.0, "stride_cos": 0, "stride_sin": 0,
             "ROTARY_DIM": 0, "HAS_NORM": False,
         }  # fmt: skip
-        decode[(shape.num_rows * self.signature.num_kv_heads, splits)](
+        decode[(shape.num_rows * self.signature.num_kv_heads, tile.splits)](
             query, kv, out, lse, meta.query_start_loc, meta.seq_lens, table, self._sinks,
             self._workspace.partial, self._workspace.arrived,
-            scale=self.signature.scale, min_split=min_split,
+            scale=self.signature.scale, min_split=tile.min_split,
             stride_query=query.stride(0), stride_out=out.stride(0), stride_table=table.stride(0),
-            **kv_strides(kv), **self.common, **arguments, **self.decode_tile, **self.launch,
-            HAS_LSE=lse is not None, IS_FUSED=fused is not None, IS_SPLIT=splits > 1,
-            IS_FIXED=self._is_fixed, MAX_QUERY=short, ROWS=next_power(rows),
-            BLOCK_M=max(block_m, next_power(rows)), CHUNK=16,
+            **kv_strides(kv), **self.common, **arguments, **self.launch,
+            HAS_LSE=lse is not None, IS_FUSED=fused is not None, IS_SPLIT=tile.splits > 1,
+            IS_FIXED=self._is_fixed, IS_EARLY=tile.is_early, MAX_QUERY=short, ROWS=rows,
+            BLOCK_M=tile_rows, BLOCK_N=tile.num_keys, CHUNK=tile.chunk,
+            NUM_STAGES=tile.num_stages, num_warps=tile.num_warps,
         )  # fmt: skip
 
     def prefill(
@@ -177,7 +180,7 @@ class TritonAttention:
         """The qkv product as `prefill` reads it, where it may."""
         signature = self.signature
         fits = (
-            self.pdl
+            self.is_hopper
             and not self._is_fixed
             and signature.window is None
             and signature.dtype != torch.float32

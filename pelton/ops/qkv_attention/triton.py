@@ -18,7 +18,7 @@ from pelton.ops.qkv_attention.triton_store import rotate_and_store
 from pelton.ops.registry import Kernel
 
 # Heads of a token that one program of rotate_and_store takes, and its warps.
-_HEADS, _WARPS = 4, 1
+_HEADS, _WARPS = 16, 4
 
 
 def qkv_attention(
@@ -53,7 +53,7 @@ def qkv_attention(
             NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,
             ROTARY_DIM=rotary_dim, HAS_NORM=has_norm, HEADS=heads_at_once,
             BLOCK_HALF=next_power(rotary_dim // 2), BLOCK_REST=next_power(rest) if rest else 0,
-            BLOCK_D=attention.block_d, PDL=attention.pdl, num_warps=warps, **attention.launch,
+            BLOCK_D=attention.block_d, PDL=attention.is_hopper, num_warps=warps, **attention.launch,
         )  # fmt: skip
 
     def kernel(
