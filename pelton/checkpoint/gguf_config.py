@@ -6,7 +6,8 @@ llama.cpp does with a family's files.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
@@ -53,6 +54,12 @@ _NEUTRAL: dict[str, object] = {
 def is_quantised(header: GGUFHeader) -> bool:
     """Whether any weight is stored in blocks with a scale."""
     return any(tensor.type.block_size > 1 for tensor in header.tensors.values())
+
+
+def block_sizes(header: GGUFHeader, forms: Collection[str]) -> tuple[int, int]:
+    """(elements, bytes) of the matrices that are stored in types of these names."""
+    found = [t for t in header.tensors.values() if t.type.name in forms and len(t.shape) == 2]
+    return sum(math.prod(t.shape) for t in found), sum(t.end - t.start for t in found)
 
 
 def _dtype(header: GGUFHeader) -> str:

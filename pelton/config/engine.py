@@ -9,6 +9,7 @@ from pelton.config.cache import CacheConfig
 from pelton.config.graphs import GraphsConfig
 from pelton.config.memory import MemoryTable
 from pelton.config.model import GenerationDefaults, ModelConfig
+from pelton.config.quant import QuantConfig
 from pelton.config.scheduler import SchedulerConfig
 from pelton.config.speculation import SpeculationConfig
 
@@ -51,6 +52,9 @@ class EngineArgs:
     batch_invariant: select fixed-reduction kernels, so that a request's tokens do not depend on
         its neighbours, chunk sizes or prefix hits, bit for bit.
     max_steps_in_flight: depth of the launch pipeline (1 = wait for each step).
+    quantization: of weights that the file holds quantised: "gguf" (GGUF's blocks stay as they are
+        and are multiplied as integers; on the CPU) | "dequantise" (they become numbers of dtype).
+        None: "gguf" where that can be done.
     speculative_config: how drafts are made, as a dict: {"method": "ngram",
         "num_speculative_tokens": 4}, and perhaps prompt_lookup_min and prompt_lookup_max.
     generation_config: where the defaults of sampling come from: "auto" (the checkpoint's
@@ -128,6 +132,7 @@ class EngineConfig:
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     graphs: GraphsConfig = field(default_factory=GraphsConfig)
     memory: MemoryTable | None = None
+    quantization: QuantConfig = field(default_factory=QuantConfig)
 
     @property
     def num_speculative_tokens(self) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from pelton.layers.context import BuildContext, Communicator
@@ -11,6 +13,7 @@ from pelton.ops import norm_linear
 from pelton.ops.product import ProductSignature
 from pelton.ops.registry import bind
 from pelton.ops.step_kernels import step_kernel
+from pelton.ops.take_block_rows import cpu as take_block_rows
 
 
 def vocab_parameter(build: BuildContext, vocab_size: int, hidden_size: int) -> Parameter:
@@ -18,7 +21,7 @@ def vocab_parameter(build: BuildContext, vocab_size: int, hidden_size: int) -> P
     part = vocab_shard((vocab_size, hidden_size), build.rank, build.size)
     tensor = build.weight(-(-vocab_size // build.size), hidden_size)
     tensor[part.dst_size :].zero_()
-    return Parameter(tensor, {None: part})
+    return Parameter(tensor, {None: part}, takes_blocks=True)
 
 
 class Embedding:
@@ -29,6 +32,12 @@ class Embedding:
         self._take_rows = step_kernel("take_rows", build.device.type)
         part = self.weight.parts[None]
         self._first, self._count, self._size = part.start, part.size, build.size
+
+    def bind(self) -> None:
+        """Choose kernels; call when the weights are loaded."""
+        if self.weight.blocks is not None:
+            rows = take_block_rows.bind(self.weight.blocks)
+            self._take_rows = lambda _, ids, out: rows(ids, out)
 
     def run(self, ids: torch.Tensor, out: torch.Tensor, communicator: Communicator) -> None:
         if self._size == 1:
@@ -70,8 +79,8 @@ class Head:
         self._product = bind(
             "norm_linear",
             norm_linear.CANDIDATES,
-            self._signature,
-            weight=self.weight.tensor,
+            replace(self._signature, in_blocks=self.weight.blocks is not None),
+            weight=self.weight.weight,
             norm_weight=self.norm.tensor,
         )
         if not (self.is_tied or self._product.keeps_weight):

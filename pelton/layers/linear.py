@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -47,18 +48,20 @@ class NormLinear:
             activation=activation,
             norm_eps=norm_eps,
         )
-        self.weight = Parameter(build.weight(self.out_features, in_features), parts)
+        weight = build.weight(self.out_features, in_features)
+        self.weight = Parameter(weight, parts, takes_blocks=True)
         self.bias = _bias(build, self.out_features, parts) if has_bias else None
         self.norm = None if norm_eps is None else vector(build, in_features)
 
     def bind(self) -> None:
         """Choose kernels; call when the weights are loaded."""
-        weights = {"weight": self.weight.tensor}
+        weights: dict[str, Any] = {"weight": self.weight.weight}
         if self.norm is not None:
             weights["norm_weight"] = self.norm.tensor
         if self.bias is not None:
             weights["bias"] = self.bias.tensor
-        self.run = bind("norm_linear", norm_linear.CANDIDATES, self._signature, **weights)
+        signature = replace(self._signature, in_blocks=self.weight.blocks is not None)
+        self.run = bind("norm_linear", norm_linear.CANDIDATES, signature, **weights)
         _let_go(self.weight, self.run)
 
     def parameters(self, name: str, norm_name: str) -> dict[str, Parameter]:
@@ -99,21 +102,23 @@ class LinearAdd:
             has_bias=has_bias,
             batch_invariant=build.batch_invariant,
         )
-        self.weight = Parameter(build.weight(out_features, part.size), {None: part})
+        weight = build.weight(out_features, part.size)
+        self.weight = Parameter(weight, {None: part}, takes_blocks=True)
         self.bias = vector(build, out_features) if has_bias else None
 
     def bind(self) -> None:
         """Choose kernels; call when the weights are loaded."""
-        weights = {"weight": self.weight.tensor}
+        weights: dict[str, Any] = {"weight": self.weight.weight}
         if self.bias is not None:
             weights["bias"] = self.bias.tensor
+        signature = replace(self._signature, in_blocks=self.weight.blocks is not None)
         if self._is_one_call:
-            self._add = bind("linear_add", linear_add.CANDIDATES, self._signature, **weights)
+            self._add = bind("linear_add", linear_add.CANDIDATES, signature, **weights)
             _let_go(self.weight, self._add)
         else:
             # Each rank would add the bias: it comes once, after the sum.
-            signature = replace(self._signature, has_bias=False)
-            self._product = bind("linear", linear.CANDIDATES, signature, weight=self.weight.tensor)
+            signature = replace(signature, has_bias=False)
+            self._product = bind("linear", linear.CANDIDATES, signature, weight=self.weight.weight)
             _let_go(self.weight, self._product)
 
     def run(self, x: torch.Tensor, residual: torch.Tensor, communicator: Communicator) -> None:

@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 
 from pelton.errors import ConfigError
+from pelton.ops.block_weight import BlockWeight
 
 PartName = str | None
 Filled = Literal["loaded", "initialised", "replaced"]
@@ -94,11 +95,23 @@ class Parameter:
 
     filled: the completeness ledger's entries. "loaded": read from the checkpoint. "initialised":
     the layer set the values on purpose. "replaced": another tensor took its place (prepacking).
+    takes_blocks: its layer has kernels for quantised blocks. blocks: what it is then, if it is; the
+    tensor is empty.
     """
 
     tensor: torch.Tensor
     parts: Mapping[PartName, Part]
     filled: dict[PartName, Filled] = field(default_factory=dict)
+    takes_blocks: bool = False
+    blocks: BlockWeight | None = None
+
+    @property
+    def weight(self) -> torch.Tensor | BlockWeight:
+        """For a kernel."""
+        return self.tensor if self.blocks is None else self.blocks
+
+    def keep_in_blocks(self, blocks: BlockWeight) -> None:
+        self.blocks, self.tensor = blocks, self.tensor.new_empty(0)
 
     def part_tensor(self, name: PartName) -> torch.Tensor:
         """The rows that part `name` fills, a view: [dst_size, ...]."""

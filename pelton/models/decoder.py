@@ -86,15 +86,16 @@ class Decoder:
         return named
 
     def bind(self) -> None:
+        self.embedding.bind()
         for layer in self.layers:
             layer.bind()
         # Before the head, which frees its weight once all have their packed copy.
         self._draw = bind(
             "lm_head_sample",
             lm_head_sample.CANDIDATES,
-            self._head_signature,
+            replace(self._head_signature, in_blocks=self.output.weight.blocks is not None),
             head=self.head,
-            weight=self.output.weight.tensor,
+            weight=self.output.weight.weight,
             norm_weight=self.output.norm.tensor,
         )
         self.output.bind()

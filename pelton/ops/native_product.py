@@ -8,8 +8,9 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from pelton.device.native.calls import call
-from pelton.device.native.library import LinearArgs, library
-from pelton.ops.product import ProductSignature
+from pelton.device.native.library import BlockArgs, LinearArgs, library, loaded
+from pelton.ops.block_weight import BlockWeight
+from pelton.ops.product import NO_BLOCKS, ProductSignature
 
 DTYPES = {torch.bfloat16: 0, torch.float32: 1}
 _ACTIVATIONS = {None: 0, "silu_mul": 1, "gelu_tanh_mul": 2}
@@ -17,8 +18,20 @@ _LANES = 16
 _K_UNIT = 32
 STORE, ADD = 0, 1
 
+Product = Callable[[torch.Tensor, torch.Tensor], None]
+"""product(x, out): x [T, K] and out [T, N], or [T, N / 2] with an activation; rows may be strided,
+their elements not."""
+
 
 def takes_native(signature: ProductSignature) -> str | None:
+    return NO_BLOCKS if signature.in_blocks else _takes(signature)
+
+
+def takes_blocks(signature: ProductSignature) -> str | None:
+    return _takes(signature) if signature.in_blocks else "only for a weight in quantised blocks"
+
+
+def _takes(signature: ProductSignature) -> str | None:
     if signature.device_type != "cpu":
         return "for the CPU"
     if signature.dtype not in DTYPES:
@@ -40,8 +53,7 @@ def packed(weight: torch.Tensor) -> torch.Tensor:
 
 
 def _pack(weight: torch.Tensor) -> torch.Tensor:
-    found = library()
-    assert found is not None
+    found = loaded()
     num_features, num_columns = weight.shape
     size = -(-num_features // _LANES) * _LANES * -(-num_columns // _K_UNIT) * _K_UNIT
     # Where a line begins decides how many cache lines it touches.
@@ -64,37 +76,67 @@ def bind_native(
     mode: int,
     norm_weight: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
-) -> Callable[[torch.Tensor, torch.Tensor], None]:
-    """kernel(x, out): x [T, K] and out [T, N], or [T, N / 2] with an activation; rows may be
-    strided, their elements not."""
-    found = library()
-    assert found is not None
+) -> Product:
+    """Works on a copy of `weight` that is packed for linear.c."""
     own = packed(weight)
-    kept = [own, norm_weight]
-    args = LinearArgs(
-        weight=own.data_ptr(),
-        norm_weight=None if norm_weight is None else norm_weight.data_ptr(),
-        norm_eps=signature.norm_eps or 0.0,
-        dtype=DTYPES[signature.dtype],
-        mode=mode,
-        activation=_ACTIVATIONS[signature.activation],
-        # A row by itself takes the same way as a row among many.
-        use_amx=found.has_amx and not signature.batch_invariant,
-        num_columns=signature.in_features,
-        num_features=signature.out_features,
-    )
-    if bias is not None:
-        wide = torch.zeros(-(-signature.out_features // _LANES) * _LANES)
-        wide[: signature.out_features] = bias
-        args.bias = wide.data_ptr()
-        kept.append(wide)
-    run = found.functions.pelton_linear
+    args = LinearArgs(weight=own.data_ptr())
+    kept = [own, _fill(args, signature, mode, norm_weight, bias)]
+    return _kernel(loaded().functions.pelton_linear, args, args, kept)
+
+
+def bind_blocks(
+    signature: ProductSignature,
+    weight: BlockWeight,
+    *,
+    mode: int,
+    norm_weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+) -> Product:
+    """Reads the codes of `weight` in place.
+
+    x is quantised too: each 32 columns of a row (normed, if it is to be) become integers of -127 to
+    127 and a scale, so that a sum is off by no more than max|x| / 254 times the sum of |weight|,
+    added up over such blocks, and float32's rounding. With AMX, unless batch_invariant, 32 rows
+    and more are multiplied in bfloat16, x as it is.
+    """
+    args = weight.arguments()
+    kept = [weight, _fill(args.linear, signature, mode, norm_weight, bias)]
+    return _kernel(loaded().functions.pelton_blocks, args, args.linear, kept)
+
+
+def _fill(
+    args: LinearArgs,
+    signature: ProductSignature,
+    mode: int,
+    norm_weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+) -> list[torch.Tensor | None]:
+    """Everything but weight, x and out. Returns what the arguments point to."""
+    args.norm_weight = None if norm_weight is None else norm_weight.data_ptr()
+    args.norm_eps = signature.norm_eps or 0.0
+    args.dtype, args.mode = DTYPES[signature.dtype], mode
+    args.activation = _ACTIVATIONS[signature.activation]
+    # A row by itself takes the same way as a row among many.
+    args.use_amx = loaded().has_amx and not signature.batch_invariant
+    args.num_columns, args.num_features = signature.in_features, signature.out_features
+    if bias is None:
+        return [norm_weight]
+    wide = torch.zeros(-(-signature.out_features // _LANES) * _LANES)
+    wide[: signature.out_features] = bias
+    args.bias = wide.data_ptr()
+    return [norm_weight, wide]
+
+
+def _kernel(
+    run: Callable[..., int], args: LinearArgs | BlockArgs, linear: LinearArgs, kept: object
+) -> Product:
+    """linear: args, or the part of them that says what x and out are."""
 
     def kernel(x: torch.Tensor, out: torch.Tensor, _kept: object = kept) -> None:
-        args.x, args.out = x.data_ptr(), out.data_ptr()
-        args.num_rows, args.x_stride = x.shape[0], x.stride(0)
-        args.out_stride = out.stride(0)
-        if args.num_rows:
+        linear.x, linear.out = x.data_ptr(), out.data_ptr()
+        linear.num_rows, linear.x_stride = x.shape[0], x.stride(0)
+        linear.out_stride = out.stride(0)
+        if linear.num_rows:
             call(run, args)
 
     return kernel

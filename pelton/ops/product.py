@@ -13,6 +13,8 @@ INVARIANT_TILE = 16
 
 
 _TRITON_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+NO_BLOCKS = "not for a weight in quantised blocks"
+
 
 Activation = Literal["silu_mul", "gelu_tanh_mul"]
 
@@ -23,6 +25,7 @@ class ProductSignature:
 
     activation: halves the output: silu or tanh-approximated gelu (first half) * second half.
     norm_eps: of the RMS norm before the product (norm_linear), or None.
+    in_blocks: the weight is a BlockWeight.
     """
 
     in_features: int
@@ -33,13 +36,18 @@ class ProductSignature:
     batch_invariant: bool = False
     activation: Activation | None = None
     norm_eps: float | None = None
+    in_blocks: bool = False
 
 
 def takes_any(signature: ProductSignature) -> str | None:
+    if signature.in_blocks:
+        return NO_BLOCKS
     return "its sums depend on the number of rows" if signature.batch_invariant else None
 
 
 def takes_invariant(signature: ProductSignature) -> str | None:
+    if signature.in_blocks:
+        return NO_BLOCKS
     return None if signature.batch_invariant else "only for batch_invariant=True (slower)"
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from pelton.attention.table import BACKENDS
-from pelton.checkpoint.gguf_config import is_quantised
-from pelton.checkpoint.gguf_header import read_gguf_header
+from pelton.checkpoint.gguf_config import block_sizes, is_quantised
+from pelton.checkpoint.gguf_header import GGUFHeader, read_gguf_header
 from pelton.checkpoint.hf_config import (
     read_generation_config,
     read_generation_defaults,
@@ -21,9 +21,12 @@ from pelton.checkpoint.source import LOAD_FORMATS, Checkpoint, resolve_checkpoin
 from pelton.config.engine import EngineArgs
 from pelton.config.model import GenerationDefaults, ModelConfig
 from pelton.config.names import known_names
+from pelton.config.quant import QuantConfig
 from pelton.config.speculation import SpeculationConfig
 from pelton.core.policy import POLICIES
+from pelton.device.native.forms import FORMS
 from pelton.errors import ConfigError, UnsupportedError
+from pelton.quant.table import GGUF, SCHEMES
 from pelton.setup.refusals import RECURRENT_OFFLOADING, REFUSALS, REFUSED_DEVICES
 from pelton.speculation.table import SPECULATORS
 
@@ -43,6 +46,7 @@ class CheckedArgs:
     """Arguments that can work on some device, with what the checkpoint says.
 
     is_quantised: the weights are stored in blocks, so that no dtype is the checkpoint's own.
+    quantised: what can stay so, and how.
     """
 
     args: EngineArgs
@@ -50,6 +54,7 @@ class CheckedArgs:
     model: ModelConfig
     generation: GenerationDefaults
     is_quantised: bool
+    quantised: QuantConfig = field(default_factory=QuantConfig)
 
 
 _INT32 = 2**31 - 1
@@ -98,6 +103,8 @@ def check(args: EngineArgs) -> CheckedArgs:
     _check_name("load_format", args.load_format, LOAD_FORMATS)
     _check_name("dtype", args.dtype, DTYPES)
     _check_name("kv_cache_dtype", args.kv_cache_dtype, {"auto", *KV_CODES})
+    if args.quantization is not None:
+        _check_name("quantization", args.quantization, SCHEMES)
     _check_name("attention_backend", args.attention_backend, {"auto", *BACKENDS})
     _check_name("scheduling_policy", args.scheduling_policy, POLICIES)
     _check_device(args.device)
@@ -111,13 +118,17 @@ def check(args: EngineArgs) -> CheckedArgs:
     _check_mamba_block_size(args, model)
     if args.kv_offloading_size and model.is_recurrent:
         raise UnsupportedError(RECURRENT_OFFLOADING.format(value=args.kv_offloading_size))
+    header = read_gguf_header(checkpoint.files[0]) if checkpoint.format == "gguf" else None
     return CheckedArgs(
         args=args,
         checkpoint=checkpoint,
         model=model,
         generation=_generation(args.generation_config, checkpoint, model),
-        is_quantised=(
-            checkpoint.format == "gguf" and is_quantised(read_gguf_header(checkpoint.files[0]))
+        is_quantised=header is not None and is_quantised(header),
+        quantised=(
+            QuantConfig()
+            if header is None or checkpoint.load_format == "dummy"
+            else _in_blocks(header)
         ),
     )
 
@@ -129,6 +140,11 @@ def _generation(given: str, checkpoint: Checkpoint, model: ModelConfig) -> Gener
     if given in ("vllm", "none"):
         return replace(own, sampling={})
     return read_generation_config(Path(given).expanduser(), own, vocab_size=model.vocab_size)
+
+
+def _in_blocks(header: GGUFHeader) -> QuantConfig:
+    num_elements, num_bytes = block_sizes(header, FORMS)
+    return QuantConfig(scheme=GGUF, num_elements=num_elements, num_bytes=num_bytes)
 
 
 def _refuse(args: EngineArgs) -> None:

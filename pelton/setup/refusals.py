@@ -35,12 +35,6 @@ REFUSALS: tuple[Refusal, ...] = (
         "device, and leave it at 1.",
     ),
     Refusal(
-        "quantization",
-        None,
-        "quantization={value!r} is not supported by this version; leave it out (a quantised GGUF "
-        "file is recognised by itself and is dequantised when it is loaded).",
-    ),
-    Refusal(
         "enable_lora",
         False,
         "enable_lora={value!r} is not supported by this version; merge the adapter into the "

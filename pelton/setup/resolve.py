@@ -10,11 +10,14 @@ from pelton.config.env import omp_num_threads
 from pelton.config.graphs import GraphsConfig
 from pelton.config.hardware import DeviceFacts
 from pelton.config.model import ModelConfig
+from pelton.config.quant import QuantConfig
 from pelton.config.scheduler import SchedulerConfig
 from pelton.config.speculation import SpeculationConfig
 from pelton.core.kv.groups import block_bytes, group_layers, smallest_reusable_prefix
 from pelton.core.kv.spec import KVGroup, LayerKV, mamba2_state, page_bytes_of, scale_dtype_of
+from pelton.device.native.forms import FORMS
 from pelton.errors import ConfigError
+from pelton.quant.table import DEQUANTISE, GGUF
 from pelton.setup.check import KV_CODES, CheckedArgs
 
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -136,6 +139,12 @@ def num_kv_groups(model: ModelConfig) -> int:
     return len(group_layers(kv_layers(model, 1, "float32")))
 
 
+def weight_bytes(model: ModelConfig, dtype: str, quantised: QuantConfig) -> int:
+    """Of all weights in memory."""
+    plain = max(num_parameters(model) - quantised.num_elements, 0)
+    return plain * _DTYPE_BYTES[dtype] + quantised.num_bytes
+
+
 def resolve(checked: CheckedArgs, facts: DeviceFacts) -> EngineConfig:
     """Decide everything that was left open. Raises ConfigError, with the numbers that would work,
     when the model or max_model_len does not fit the device."""
@@ -143,6 +152,7 @@ def resolve(checked: CheckedArgs, facts: DeviceFacts) -> EngineConfig:
     device = args.device if args.device != "auto" else facts.kind
     assert device.partition(":")[0] == facts.kind, "facts of another device"
     dtype = _dtype(checked, facts)
+    checked = replace(checked, quantised=_quantised(checked, facts, dtype))
     max_num_seqs, max_num_batched_tokens = _step_limits(checked, facts, dtype)
     _refuse_large_steps(checked, facts, dtype, max_num_seqs, max_num_batched_tokens)
     model = model.for_length(args.max_model_len or model.max_position)
@@ -183,7 +193,31 @@ def resolve(checked: CheckedArgs, facts: DeviceFacts) -> EngineConfig:
         max_logprobs=args.max_logprobs,
         speculation=_speculation(args),
         graphs=_graphs(args, facts, max_num_seqs, max_num_batched_tokens),
+        quantization=checked.quantised,
     )
+
+
+def _quantised(checked: CheckedArgs, facts: DeviceFacts, dtype: str) -> QuantConfig:
+    """What stays quantised. Raises ConfigError for "gguf" where blocks cannot stay."""
+    asked = checked.args.quantization
+    if asked not in (None, GGUF):
+        return QuantConfig(scheme=asked)
+    unfit = _blocks_unfit(checked, facts, dtype)
+    if unfit is None:
+        return checked.quantised
+    if asked == GGUF:
+        raise ConfigError(f"quantization='gguf' {unfit}; leave it out or use 'dequantise'.")
+    return QuantConfig(scheme=DEQUANTISE)
+
+
+def _blocks_unfit(checked: CheckedArgs, facts: DeviceFacts, dtype: str) -> str | None:
+    if not checked.quantised.num_bytes:
+        return f"needs a GGUF file with weights in one of {', '.join(FORMS)}"
+    if not facts.has_cpu_kernels:
+        return f"needs the CPU and its compiled kernels, which device {facts.kind!r} has not here"
+    if dtype not in ("float32", "bfloat16"):
+        return f"computes in float32 and bfloat16, got dtype={dtype!r}"
+    return None
 
 
 def _speculation(args: EngineArgs) -> SpeculationConfig:
@@ -440,7 +474,7 @@ def _num_host_pages(checked: CheckedArgs, facts: DeviceFacts, dtype: str, num_bl
 
 
 def _weight_bytes(checked: CheckedArgs, dtype: str) -> int:
-    return num_parameters(checked.model) * _DTYPE_BYTES[dtype]
+    return weight_bytes(checked.model, dtype, checked.quantised)
 
 
 def _kv_budget(checked: CheckedArgs, facts: DeviceFacts, dtype: str) -> int:
@@ -625,11 +659,12 @@ def describe(config: EngineConfig) -> str:
     block = kv_block_bytes(model, cache.block_size, cache.dtype)
     scale = scale_dtype_of(cache.dtype)
     codes = "" if scale is None else f" of {cache.dtype} with scales in {scale}"
-    weight_bytes = num_parameters(model) * _DTYPE_BYTES[config.dtype]
+    weights = weight_bytes(model, config.dtype, config.quantization) / _MIB
+    kept = ", most in the file's blocks" if config.quantization.num_bytes else ""
     rows = {
         "model": f"{model.architecture}, {num_parameters(model) / 1e6:.1f} M parameters",
         "device": f"{config.device}, {config.num_threads} threads",
-        "dtype": f"{config.dtype}, weights {weight_bytes / _MIB:.0f} MiB",
+        "dtype": f"{config.dtype}, weights {weights:.0f} MiB{kept}",
         "context": f"{config.max_model_len} of the checkpoint's {model.max_position} tokens",
         "KV cache": f"{kv_tokens(config)} tokens in {cache.num_blocks - 1} blocks of "
         f"{cache.block_size}, {cache.num_blocks * block / _MIB:.0f} MiB{codes}; "

@@ -67,6 +67,9 @@ class DummySource:
     def shape(self, name: str) -> tuple[int, ...]:
         return self._shapes[name]
 
+    def blocks(self, name: str) -> None:
+        return None
+
     def read(self, name: str, dim: int, start: int, size: int) -> torch.Tensor:
         shape = self._shapes[name]
         if dim != 0:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +12,7 @@ from pelton.checkpoint.name_map import NameMap, NameRules, Rule
 from pelton.device.upload import DirectUpload, Upload
 from pelton.errors import CheckpointError
 from pelton.layers.parameter import Parameter, PartName
+from pelton.quant.scheme import Scheme, StoredRows
 from pelton.weights.source import WeightSource
 
 # Large tensors are converted in runs of rows of about this many elements, so that the float32
@@ -75,13 +76,15 @@ def load_weights(
     rules: NameRules,
     *,
     head_dim: int,
+    scheme: Scheme | None = None,
     upload: Upload | None = None,
     progress: Callable[[int], object] = lambda num_bytes: None,
 ) -> LoadReport:
     """Copy this rank's share of every tensor into its parameter, converting to its dtype.
 
     rules: how the source's names map to the keys of `parameters`. head_dim: rows of one head, for
-    the "unpermute" transform. upload: how values get into the parameters; None: at once. progress:
+    the "unpermute" transform. scheme: decides which weights stay in quantised blocks; without one,
+    none. upload: how values get into the parameters; None: at once. progress:
     told of the bytes of each part that is read.
 
     Every part of every parameter must end as loaded, initialised or replaced (see
@@ -90,20 +93,24 @@ def load_weights(
     before the first weight is read.
     """
     copies, dropped = _plan(parameters, source, rules)
+    if scheme is not None:
+        _keep_blocks(parameters, copies, source, scheme)
     upload = upload or DirectUpload()
+    total = 0
     try:
         for copy in copies:
             parameter = parameters[copy.target]
-            _fill(parameter, copy, source, head_dim, upload)
+            if parameter.blocks is None:
+                _fill(parameter, copy, source, head_dim, upload)
+                num_bytes = parameter.part_tensor(copy.part).nbytes
+            else:
+                num_bytes = _fill_blocks(parameter, copy, source, head_dim)
             parameter.mark(copy.part, "loaded")
-            progress(parameter.part_tensor(copy.part).nbytes)
+            progress(num_bytes)
+            total += num_bytes
     finally:
         upload.finish()
-    return LoadReport(
-        num_tensors=len(copies),
-        num_bytes=sum(parameters[copy.target].part_tensor(copy.part).nbytes for copy in copies),
-        dropped=tuple(dropped),
-    )
+    return LoadReport(num_tensors=len(copies), num_bytes=total, dropped=tuple(dropped))
 
 
 def _plan(
@@ -226,6 +233,49 @@ def _fill(
         elif copy.transform == "add_one":
             values = values.float() + 1
         upload.put(out.narrow(0, first, rows), values)
+
+
+def _keep_blocks(
+    parameters: Mapping[str, Parameter],
+    copies: Sequence[_Copy],
+    source: WeightSource,
+    scheme: Scheme,
+) -> None:
+    """Give the parameters that the scheme takes their memory."""
+    by_target: dict[str, list[_Copy]] = {}
+    for copy in copies:
+        by_target.setdefault(copy.target, []).append(copy)
+    for target, group in by_target.items():
+        parameter = parameters[target]
+        parts = [parameter.parts[copy.part] for copy in group]
+        if not (
+            parameter.takes_blocks
+            and len(group) == len(parameter.parts)
+            and all(copy.transform in (None, "unpermute") for copy in group)
+            and all(part.size == part.source_shape[part.dim] for part in parts)
+        ):
+            continue
+        stored = []
+        for copy, part in zip(group, parts, strict=True):
+            found = source.blocks(copy.source)
+            form = None if found is None else found.form
+            stored.append(StoredRows(part.dst_start, part.dst_size, form))
+        stored.sort(key=lambda rows: rows.first_row)
+        blocks = scheme.allocate(parts[0].source_shape[1], stored)
+        if blocks is not None:
+            parameter.keep_in_blocks(blocks)
+
+
+def _fill_blocks(parameter: Parameter, copy: _Copy, source: WeightSource, head_dim: int) -> int:
+    """Returns the bytes of the file's blocks."""
+    part, found = parameter.parts[copy.part], source.blocks(copy.source)
+    assert parameter.blocks is not None
+    assert found is not None
+    rows = found.rows[copy.first : copy.first + part.dst_size]
+    if copy.transform == "unpermute":
+        rows = _unpermute(rows, head_dim)
+    parameter.blocks.pack(part.dst_start, rows)
+    return rows.nbytes
 
 
 def _unpermute(values: torch.Tensor, head_dim: int) -> torch.Tensor:

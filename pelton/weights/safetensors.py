@@ -91,6 +91,9 @@ class SafetensorsSource:
         shape = self._tensors[name][1].shape
         return (*shape[:-2], shape[-2] * BLOCK) if name in self._scales else shape
 
+    def blocks(self, name: str) -> None:
+        return None
+
     def read(self, name: str, dim: int, start: int, size: int) -> torch.Tensor:
         if name in self._scales:
             return self._read_mxfp4(name, dim, start, size)

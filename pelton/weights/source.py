@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol, Self, cast
 
 import torch
@@ -12,6 +13,14 @@ from pelton.checkpoint.name_map import NameRules
 from pelton.checkpoint.source import Checkpoint
 from pelton.layers.parameter import Parameter
 from pelton.weights.table import FORMATS
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """form: a type of GGUF's. rows: uint8 [N, bytes], the file's own memory, for reading only."""
+
+    form: str
+    rows: torch.Tensor
 
 
 class WeightSource(Protocol):
@@ -45,6 +54,10 @@ class WeightSource(Protocol):
         in host memory, or where the parameters do.
         Raises UnsupportedError naming tensor and type when the stored type is not implemented.
         """
+        ...
+
+    def blocks(self, name: str) -> Blocks | None:
+        """The tensor as it is stored, if that is in quantised blocks."""
         ...
 
 

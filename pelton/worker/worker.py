@@ -25,6 +25,8 @@ from pelton.forward.eager import as_live
 from pelton.layers.context import BuildContext
 from pelton.models.protocol import Model
 from pelton.models.table import MODELS
+from pelton.quant.scheme import Scheme
+from pelton.quant.table import SCHEMES
 from pelton.runner.assemble import Assembled, assemble, attention_backend
 from pelton.runner.capture import record_all
 from pelton.runner.heads.protocol import StepOutcome
@@ -58,6 +60,8 @@ def load_model(config: EngineConfig, build: BuildContext, checkpoint: Checkpoint
     rules = model.names[checkpoint.load_format]
     parameters = model.parameters()
     source = open_source(checkpoint, parameters, rules, seed=config.seed)
+    module, name = SCHEMES[config.quantization.scheme].split(":")
+    scheme: Scheme = getattr(importlib.import_module(module), name)()
     total = sum(parameter.tensor.nbytes for parameter in parameters.values())
     bar = tqdm(
         total=total,
@@ -72,6 +76,7 @@ def load_model(config: EngineConfig, build: BuildContext, checkpoint: Checkpoint
             source,
             rules,
             head_dim=config.model.head_dim,
+            scheme=scheme,
             upload=upload_to(build.device),
             progress=bar.update,
         )

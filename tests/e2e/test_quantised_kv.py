@@ -15,7 +15,13 @@ MOST = {"int8": 1.004, "fp8": 1.03, "fp8_e5m2": 1.06}
 
 
 def perplexity(kv_cache_dtype: str) -> float:
-    llm = LLM(dtype="float32", kv_cache_dtype=kv_cache_dtype, max_num_seqs=2, max_model_len=1025)
+    llm = LLM(
+        dtype="float32",
+        quantization="dequantise",
+        kv_cache_dtype=kv_cache_dtype,
+        max_num_seqs=2,
+        max_model_len=1025,
+    )
     params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
     total, count = 0.0, 0
     for path in TEXTS:

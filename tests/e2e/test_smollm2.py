@@ -34,7 +34,7 @@ PROMPTS = [
 
 @pytest.fixture(scope="module")
 def llm():
-    return LLM(dtype="float32", max_num_seqs=20, max_model_len=512)
+    return LLM(dtype="float32", quantization="dequantise", max_num_seqs=20, max_model_len=512)
 
 
 @pytest.fixture(scope="module")

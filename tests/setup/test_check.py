@@ -7,6 +7,7 @@ from compose.test_families import GRANITE
 from support.families import tiny_model
 
 from pelton.config.engine import EngineArgs
+from pelton.config.quant import QuantConfig
 from pelton.errors import CheckpointError, ConfigError, UnsupportedError
 from pelton.setup.check import check
 from pelton.setup.refusals import REFUSALS
@@ -42,6 +43,19 @@ def test_defaults_with_the_embedded_model():
     assert checked.model.num_layers == 30
     assert checked.generation.eos_token_ids == (2,)
     assert checked.checkpoint.load_format == "gguf"
+
+
+def test_what_of_the_embedded_model_can_stay_in_blocks():
+    quantised = check(EngineArgs()).quantised
+    assert quantised.scheme == "gguf"
+    assert quantised.num_elements == 134_479_872
+    assert quantised.num_bytes == 96_436_224
+    assert check(EngineArgs(load_format="dummy")).quantised == QuantConfig()
+
+
+def test_an_unknown_quantization_is_named_with_those_that_are_known():
+    with pytest.raises(ConfigError, match=r"quantization='awq' is not known.*dequantise, gguf"):
+        check(EngineArgs(quantization="awq"))
 
 
 def test_a_folder(args):
@@ -86,7 +100,6 @@ def test_defaults_of_sampling_beside_a_gguf_file(tmp_path):
         ("tensor_parallel_size", 2),
         ("pipeline_parallel_size", 2),
         ("data_parallel_size", 2),
-        ("quantization", "awq"),
         ("enable_lora", True),
     ],
 )

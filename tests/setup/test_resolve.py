@@ -9,6 +9,7 @@ from pelton.config.graphs import GraphsConfig
 from pelton.config.hardware import DeviceFacts
 from pelton.config.memory import MemoryTable
 from pelton.config.model import GenerationDefaults, Mamba2Config, ModelConfig, RopeConfig
+from pelton.config.quant import QuantConfig
 from pelton.errors import ConfigError
 from pelton.setup.check import CheckedArgs, check
 from pelton.setup.resolve import (
@@ -18,6 +19,7 @@ from pelton.setup.resolve import (
     prefix_warning,
     resolve,
     reusable_prefix,
+    weight_bytes,
 )
 
 MODEL = ModelConfig(
@@ -74,6 +76,50 @@ def checked(tmp_path):
         )
 
     return inner
+
+
+BLOCKS = QuantConfig(scheme="gguf", num_elements=1000, num_bytes=600)
+KERNELS = replace(FACTS, has_cpu_kernels=True)
+
+
+def test_blocks_stay_where_kernels_take_them(checked):
+    with_blocks = replace(checked(is_quantised=True), quantised=BLOCKS)
+    assert resolve(with_blocks, KERNELS).quantization == BLOCKS
+    assert "in the file's blocks" in describe(resolve(with_blocks, KERNELS))
+    for other, facts in (
+        (with_blocks, FACTS),
+        (replace(with_blocks, args=EngineArgs(quantization="dequantise")), KERNELS),
+        (replace(with_blocks, args=EngineArgs(dtype="float16")), KERNELS),
+        (checked(), KERNELS),
+    ):
+        assert resolve(other, facts).quantization == QuantConfig(scheme="dequantise")
+    asked = replace(with_blocks, args=EngineArgs(quantization="gguf"))
+    assert resolve(asked, KERNELS).quantization == BLOCKS
+
+
+def test_blocks_that_are_asked_for_and_cannot_stay(checked):
+    for other, facts, says in (
+        (checked(quantization="gguf"), KERNELS, "needs a GGUF file with weights in one of Q4_0, "),
+        (
+            replace(checked(quantization="gguf"), quantised=BLOCKS),
+            FACTS,
+            "needs the CPU and its compiled kernels",
+        ),
+        (
+            replace(checked(quantization="gguf", dtype="float16"), quantised=BLOCKS),
+            KERNELS,
+            "computes in float32 and bfloat16, got dtype='float16'",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=f"quantization='gguf' {says}"):
+            resolve(other, facts)
+
+
+def test_blocks_leave_more_memory_to_the_cache():
+    size = num_parameters(MODEL)
+    kept = QuantConfig(scheme="gguf", num_elements=size - 10, num_bytes=7)
+    assert weight_bytes(MODEL, "bfloat16", kept) == 27
+    assert weight_bytes(MODEL, "bfloat16", QuantConfig()) == 2 * size
 
 
 def test_number_of_parameters_equals_transformers():

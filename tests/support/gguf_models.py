@@ -9,12 +9,14 @@ import functools
 import json
 import math
 import re
+import zlib
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
 from safetensors.numpy import load_file
+from support.blocks import random_blocks
 from support.folders import new_folder
 
 ARCHITECTURES = {
@@ -38,10 +40,14 @@ LLAMA_LIKE = (gguf.MODEL_ARCH.LLAMA, gguf.MODEL_ARCH.GRANITE)
 
 
 @functools.cache
-def as_gguf(folder: Path, *, fuse_experts: bool = False) -> Path:
+def as_gguf(
+    folder: Path, *, fuse_experts: bool = False, forms: tuple[tuple[str, str], ...] = ()
+) -> Path:
     """A folder with one file, in float32, of the checkpoint in `folder`.
 
     fuse_experts: gate and up of experts in one tensor, as the converter's option of the name does.
+    forms: (part of a tensor's name, type) of matrices that are quantised, the first that fits. The
+    K types, which the library does not write, get random values instead of the checkpoint's.
     """
     config = json.loads((folder / "config.json").read_text())
     arch = ARCHITECTURES[config["architectures"][0]]
@@ -62,12 +68,28 @@ def as_gguf(folder: Path, *, fuse_experts: bool = False) -> Path:
             pattern = gguf.TENSOR_NAMES[gguf.MODEL_TENSOR.FFN_GATE_UP_EXP]
             target = f"{pattern.format(bid=name.split('.')[2])}.{name.rpartition('.')[2]}"
         assert target is not None, name
-        writer.add_tensor(target, _values(arch, config, name, tensor))
+        _add(writer, target, _values(arch, config, name, tensor), forms)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return out
+
+
+def _add(
+    writer: gguf.GGUFWriter, name: str, values: np.ndarray, forms: tuple[tuple[str, str], ...]
+) -> None:
+    form = next((form for part, form in forms if part in name), None)
+    if form is None or values.ndim != 2:
+        writer.add_tensor(name, values)
+        return
+    kind = gguf.GGMLQuantizationType[form]
+    if form.endswith("_K"):
+        seed = zlib.crc32(name.encode())
+        blocks = random_blocks(form, *values.shape, seed=seed, size=float(2 * values.std()))
+        writer.add_tensor(name, blocks.numpy(), raw_dtype=kind)
+    else:
+        writer.add_tensor(name, gguf.quantize(values, kind), raw_dtype=kind)
 
 
 def _stacked(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -119,3 +119,19 @@ def test_the_embedded_model_equals_the_library(name):
     raw = data.reshape(tensor.shape[0], -1)[:rows]
     expected = torch.from_numpy(gguf.dequantize(raw.copy(), kind)).reshape(rows, *tensor.shape[1:])
     assert torch.equal(GGUFSource(header).read(name, 0, 0, rows), expected)
+
+
+def test_blocks_are_the_file_s_bytes_and_pages_behind_are_given_back(tmp_path):
+    rows = np.random.default_rng(0).integers(0, 256, (40, 64 * 34), dtype=np.uint8)
+    numbers = np.ones((3, 5), np.float32)
+    tensors = {f"w{i}": (rows + i, TYPES.Q8_0) for i in range(3)}
+    source = _write_raw(tmp_path / "m.gguf", {"a": (numbers, TYPES.F32), **tensors})
+    assert source.blocks("a") is None
+    for _ in range(2):  # in the file's order, and from the start again
+        for i in range(3):
+            found = source.blocks(f"w{i}")
+            assert found.form == "Q8_0"
+            assert torch.equal(found.rows, torch.from_numpy(rows + i))
+    first = source.blocks("w0").rows
+    source.blocks("w2")
+    assert torch.equal(first, torch.from_numpy(rows)), "given back, and read again"

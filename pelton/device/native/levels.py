@@ -18,11 +18,16 @@ class Level:
     options: tuple[str, ...]
 
 
-_AVX2 = ("avx2", "fma")
+_AVX2 = ("avx2", "fma", "f16c")
 _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512vl", "avx512dq")
-_BF16 = (*_AVX512, "avx512_bf16")
+_BF16 = (*_AVX512, "avx512_vnni", "avx512_bf16")
 _AMX = (*_BF16, "amx_tile", "amx_bf16")
-_SPELLING = {"avx512_bf16": "avx512bf16", "amx_tile": "amx-tile", "amx_bf16": "amx-bf16"}
+_SPELLING = {
+    "avx512_vnni": "avx512vnni",
+    "avx512_bf16": "avx512bf16",
+    "amx_tile": "amx-tile",
+    "amx_bf16": "amx-bf16",
+}
 
 
 def _x86(name: str, needs: tuple[str, ...]) -> Level:

@@ -49,6 +49,27 @@ class DrawArgs(ctypes.Structure):
     )
 
 
+class BlockRun(ctypes.Structure):
+    """block_run of blocks.h."""
+
+    _fields_ = (("panels", _POINTER), ("num_panels", _INT64), ("form", _INT64))
+
+
+MAX_RUNS = 4
+
+
+class BlockArgs(ctypes.Structure):
+    """block_args of blocks.h."""
+
+    _fields_ = (("linear", LinearArgs), ("num_runs", _INT64), ("runs", BlockRun * MAX_RUNS))
+
+
+class BlockDrawArgs(ctypes.Structure):
+    """block_draw_args of blocks.h."""
+
+    _fields_ = (("draw", DrawArgs), ("num_runs", _INT64), ("runs", BlockRun * MAX_RUNS))
+
+
 class AttentionArgs(ctypes.Structure):
     """attention_args of attention.h, field by field."""
 
@@ -113,6 +134,14 @@ def _load(path: str, level: str) -> Library:
     functions.pelton_attention.argtypes = [ctypes.POINTER(AttentionArgs)]
     functions.pelton_replay.restype = _INT64
     functions.pelton_replay.argtypes = [_POINTER, _INT64]
+    for name in ("pelton_blocks", "pelton_block_rows"):
+        getattr(functions, name).argtypes = [ctypes.POINTER(BlockArgs)]
+    functions.pelton_block_draw.argtypes = [ctypes.POINTER(BlockDrawArgs)]
+    functions.pelton_panel_bytes.argtypes = [ctypes.c_int, _INT64]
+    functions.pelton_panel_bytes.restype = _INT64
+    pack_blocks = functions.pelton_pack_blocks
+    pack_blocks.argtypes = [ctypes.c_int, _POINTER, _INT64, _INT64, _INT64, _POINTER]
+    pack_blocks.restype = None
     for name, arguments in ARGUMENTS.items():
         getattr(functions, name).argtypes = [ctypes.POINTER(arguments)]
     for name in ("pelton_pack_bf16", "pelton_pack_f32"):

@@ -19,6 +19,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "finish.h"
 #include "linear.h"
 #include "pool.h"
 #include "vec.h"
@@ -33,15 +34,6 @@
 #define AMX_MIN_ROWS 4
 #define PREFETCH_LINES 24
 #define TILE (16 * K_UNIT) /* elements */
-
-/* A row's draw under way, of the features that one part has seen. */
-typedef struct {
-    v16f best;   /* the largest score of each lane, */
-    v16i best_id; /* and its id, -1: none yet */
-    v16i unsound; /* lanes that met NaN or +inf */
-    float temperature;
-    uint32_t keys[2];
-} draw;
 
 typedef struct {
     linear_args a;
@@ -152,126 +144,6 @@ static void panel_rows(const job *j, const char *x, int num_rows, int64_t panel,
         CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8)
 #undef CASE
     }
-}
-
-/* ---- draws ---- */
-
-static inline v16u mix(v16u x, v16u added) {
-    x = (x ^ (x >> 16)) * 0x85ebca6bu + added;
-    x = (x ^ (x >> 13)) * 0xc2b2ae35u;
-    return x ^ (x >> 16);
-}
-
-static uint32_t mix_one(uint32_t x) { return mix((v16u){x}, (v16u){0})[0]; }
-
-static void set_keys(draw *d, int64_t seed, int32_t position) {
-    uint32_t low = (uint32_t)seed, high = (uint32_t)((uint64_t)seed >> 32);
-    uint32_t turned = (uint32_t)position * 0x9e3779b1u;
-    d->keys[0] = mix_one(mix_one(low + turned) + high);
-    d->keys[1] = mix_one(mix_one((high ^ 0x85ebca6bu) + turned) + low);
-}
-
-/* The noise of ops/gumbel_argmax, below this for every id. */
-#define NOISE_BOUND 22.3f
-
-static inline v16f noise_of(const draw *d, v16i ids) {
-    v16u bits = mix((v16u)ids * 0x9e3779b1u + d->keys[0], splat_u(d->keys[1]));
-    v16f w = __builtin_convertvector((v16i)(bits & 0x7fffffffu), v16f) + 0.5f;
-    w *= 4.656612873077393e-10f; /* 2^-31 */
-    v16f most = splat(0.999999940395355224609375f);
-    w = blend(w > most, most, w);
-    /* log1p(-w): what the rounding of 1 - w lost comes back as a factor. */
-    v16f u = 1.0f - w;
-    v16f lost = u - 1.0f;
-    v16f factor = blend(lost == 0.0f, splat(1.0f), -w / blend(lost == 0.0f, splat(1.0f), lost));
-    v16f log1p = blend(lost == 0.0f, -w, log_v16(u) * factor);
-    return -log_v16(-log1p);
-}
-
-/* The logits of features first..first + count of a row. */
-static inline void consider(const job *j, draw *d, int64_t first, int64_t count, v16f logit) {
-    static const v16i lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    v16i ids = lanes + (int32_t)first;
-    if (j->a.dtype == IS_BF16)
-        logit = (v16f)(__builtin_convertvector(to_bf16(logit), v16u) << 16);
-    v16i is_there = lanes < (int32_t)(count < LANES ? count : LANES);
-    v16f score = logit, infinite = splat(INFINITY);
-    if (d->temperature > 0) {
-        score = logit / d->temperature;
-        d->unsound |= is_there & ~((logit < infinite) & (score < infinite));
-        if (!any_lane(is_there & (score + NOISE_BOUND > d->best)))
-            return;
-        score += noise_of(d, ids);
-    }
-    d->unsound |= is_there & ~(score < infinite);
-    v16i is_better = is_there & (score > d->best);
-    d->best = blend(is_better, score, d->best);
-    d->best_id = (is_better & ids) | (~is_better & d->best_id);
-}
-
-/* ---- what becomes of the sums ---- */
-
-static inline v16f activated(int activation, v16f gate, v16f up) {
-    if (activation == SILU_MUL)
-        return gate * reciprocal(1.0f + exp_v16(-gate)) * up;
-    /* tanh(z) = 1 - 2 / (exp(2 z) + 1), so gelu(g) = g (1 - 1 / (exp(2 z) + 1)). */
-    v16f z = 0.79788456080286536f * (gate + 0.044715f * gate * gate * gate);
-    return gate * (1.0f - reciprocal(exp_v16(2.0f * z) + 1.0f)) * up;
-}
-
-static inline void finish_panel(const job *j, int64_t row, int64_t panel, v16f sum) {
-    int64_t first = panel * LANES, count = j->a.num_features - first;
-    if (j->draws) {
-        consider(j, j->draws + row, first, count, sum);
-        return;
-    }
-    int64_t start = row * j->a.out_stride + first;
-    if (count >= LANES) { /* memcpy of a size that is not a constant costs more than the sums do */
-        if (j->a.dtype == IS_BF16) {
-            bf16 *out = (bf16 *)j->a.out + start;
-            if (j->a.mode == ADD)
-                sum += load_bf16(out);
-            store_bf16(out, sum);
-        } else {
-            float *out = (float *)j->a.out + start;
-            if (j->a.mode == ADD)
-                sum += load_f32(out);
-            store_f32(out, sum);
-        }
-        return;
-    }
-    for (int64_t lane = 0; lane < count; lane++) {
-        if (j->a.dtype == IS_BF16) {
-            bf16 *out = (bf16 *)j->a.out + start + lane;
-            *out = float_to_bf16(j->a.mode == ADD ? sum[lane] + bf16_to_float(*out) : sum[lane]);
-        } else {
-            float *out = (float *)j->a.out + start + lane;
-            *out = j->a.mode == ADD ? sum[lane] + *out : sum[lane];
-        }
-    }
-}
-
-/* The sums of a pair of panels in one row: gate and up with an activation, else two neighbours. */
-static inline void finish_pair(const job *j, int64_t row, int64_t pair, v16f first, v16f second) {
-    int is_gated = j->a.activation != NO_ACTIVATION;
-    int64_t left = is_gated ? pair : 2 * pair;
-    int64_t right = is_gated ? pair + j->num_panels / 2 : 2 * pair + 1;
-    if (j->a.bias) {
-        first += load_f32(j->a.bias + left * LANES);
-        if (right < j->num_panels)
-            second += load_f32(j->a.bias + right * LANES);
-    }
-    if (is_gated) {
-        v16f value = activated(j->a.activation, first, second);
-        if (j->a.dtype == IS_BF16)
-            store_bf16((bf16 *)j->a.out + row * j->a.out_stride + left * LANES, value);
-        else
-            store_f32((float *)j->a.out + row * j->a.out_stride + left * LANES, value);
-        return;
-    }
-    finish_panel(j, row, left, first);
-    if (right < j->num_panels)
-        finish_panel(j, row, right, second);
 }
 
 /* ---- the rows of x that a product reads ---- */
@@ -428,7 +300,7 @@ static void finish_tiles(const job *j, int64_t row, int64_t count, int64_t pair,
     is_whole = is_whole && !j->draws;
     if (!is_whole)
         for (int64_t i = 0; i < count; i++)
-            finish_pair(j, row + i, pair, load_f32(sums[i / 16 * 2][i % 16]),
+            finish_pair(&j->a, j->num_panels, j->draws, row + i, pair, load_f32(sums[i / 16 * 2][i % 16]),
                         load_f32(sums[i / 16 * 2 + 1][i % 16]));
     else if (j->a.activation == SILU_MUL)
         finish_rows(j, row, count, pair, sums, SILU_MUL, STORE);
@@ -527,7 +399,7 @@ static void product_lanes(const job *j, const char *x, int64_t first, int64_t la
                 if (right < j->num_panels)
                     panel_rows(j, rows, count, right, right_sums);
                 for (int r = 0; r < count; r++)
-                    finish_pair(j, row + r, pair, left_sums[r], right_sums[r]);
+                    finish_pair(&j->a, j->num_panels, j->draws, row + r, pair, left_sums[r], right_sums[r]);
             }
         }
     }
@@ -586,38 +458,6 @@ static void multiply_part(void *argument, int part, int parts) {
         product(j, x, first, last, first_pair, last_pair);
 }
 
-static void begin_draws(draw *draws, int parts, const draw_args *args) {
-    int64_t num_rows = args->head.num_rows;
-    for (int64_t i = 0; i < parts * num_rows; i++) {
-        int64_t row = i % num_rows, slot = args->slots[row];
-        draws[i] = (draw){.best = splat(-INFINITY), .temperature = args->temperature[slot]};
-        draws[i].best_id = (v16i){0} - 1;
-        if (draws[i].temperature > 0)
-            set_keys(draws + i, args->seeds[slot], args->positions[row] + 1);
-    }
-}
-
-static void end_draws(const draw *draws, int parts, const draw_args *args) {
-    int64_t num_rows = args->head.num_rows;
-    for (int64_t row = 0; row < num_rows; row++) {
-        float best = -INFINITY;
-        int32_t id = -1, is_sound = 1;
-        for (int part = 0; part < parts; part++) {
-            const draw *d = draws + part * num_rows + row;
-            for (int lane = 0; lane < LANES; lane++) {
-                int is_tie = d->best[lane] == best && d->best_id[lane] >= 0 && d->best_id[lane] < id;
-                if (d->best[lane] > best || is_tie) {
-                    best = d->best[lane];
-                    id = d->best_id[lane];
-                }
-                is_sound &= !d->unsound[lane];
-            }
-        }
-        args->out_status[row] = !is_sound ? DRAW_NAN : id < 0 ? DRAW_ALL_MASKED : DRAW_OK;
-        args->out_ids[row] = is_sound && id >= 0 ? id : 0;
-    }
-}
-
 /* drawn: NULL, or what becomes of the rows instead of `out`. */
 static int run(const linear_args *args, const draw_args *drawn) {
     job j = {.a = *args, .indices = drawn ? drawn->indices : NULL};
@@ -656,6 +496,8 @@ static int run(const linear_args *args, const draw_args *drawn) {
         end_draws(j.draws, parts, drawn);
     return 0;
 }
+
+int pelton_linear_entered(const linear_args *args) { return run(args, NULL); }
 
 int pelton_linear(const linear_args *args) {
     pelton_enter();

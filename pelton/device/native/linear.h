@@ -23,6 +23,9 @@ typedef struct {
 /* 0, or 1 if memory is short. */
 int pelton_linear(const linear_args *args);
 
+/* The same, for a kernel that has entered the pool already. */
+int pelton_linear_entered(const linear_args *args);
+
 /* The product's rows become tokens; ops/lm_head_sample says how. */
 typedef struct {
     linear_args head; /* x: [T, K], of which `indices` names num_rows; normed; out is not used */

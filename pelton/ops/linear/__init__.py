@@ -6,7 +6,7 @@ Tolerance against float64: 1e-5 relative in float32, 2e-2 in bfloat16.
 
 from __future__ import annotations
 
-from pelton.ops.native_product import takes_native
+from pelton.ops.native_product import takes_blocks, takes_native
 from pelton.ops.product import (
     takes_any,
     takes_invariant,
@@ -24,4 +24,5 @@ CANDIDATES = (
     Candidate("matvec", "pelton.ops.linear.reference:matvec", takes_single_row, max_rows=1),
     Candidate("reference", "pelton.ops.linear.reference:matmul", takes_any),
     Candidate("tiled", "pelton.ops.linear.reference:tiled", takes_invariant),
+    Candidate("blocks", "pelton.ops.linear.cpu:blocks", takes_blocks, copies_weight=True),
 )

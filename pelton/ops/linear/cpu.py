@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import torch
 
-from pelton.ops.native_product import STORE, bind_native
+from pelton.ops.block_weight import BlockWeight
+from pelton.ops.native_product import STORE, bind_blocks, bind_native
 from pelton.ops.product import ProductSignature
 from pelton.ops.registry import Kernel
 
@@ -11,3 +12,9 @@ def packed(
     signature: ProductSignature, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> Kernel:
     return bind_native(signature, weight, mode=STORE, bias=bias)
+
+
+def blocks(
+    signature: ProductSignature, weight: BlockWeight, bias: torch.Tensor | None = None
+) -> Kernel:
+    return bind_blocks(signature, weight, mode=STORE, bias=bias)

@@ -5,7 +5,7 @@ x: [T, in_features]; residual: [T, out_features]. Tolerance as for linear.
 
 from __future__ import annotations
 
-from pelton.ops.native_product import takes_native
+from pelton.ops.native_product import takes_blocks, takes_native
 from pelton.ops.product import (
     takes_any,
     takes_invariant,
@@ -23,4 +23,5 @@ CANDIDATES = (
     Candidate("matvec", "pelton.ops.linear_add.reference:matvec", takes_single_row, max_rows=1),
     Candidate("reference", "pelton.ops.linear_add.reference:matmul", takes_any),
     Candidate("tiled", "pelton.ops.linear_add.reference:tiled", takes_invariant),
+    Candidate("blocks", "pelton.ops.linear_add.cpu:blocks", takes_blocks, copies_weight=True),
 )

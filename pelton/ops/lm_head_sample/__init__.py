@@ -25,12 +25,14 @@ from dataclasses import dataclass
 import torch
 
 from pelton.device.native.library import library
+from pelton.ops.product import NO_BLOCKS
 from pelton.ops.registry import Candidate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadSignature:
-    """logits_divisor, softcap: what the model does to its logits after the product."""
+    """logits_divisor, softcap: what the model does to its logits after the product. in_blocks: the
+    weight is a BlockWeight."""
 
     hidden_size: int
     vocab_size: int
@@ -40,6 +42,7 @@ class HeadSignature:
     logits_divisor: float = 1.0
     softcap: float | None = None
     batch_invariant: bool = False
+    in_blocks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,14 @@ def _takes_any(signature: HeadSignature) -> str | None:
 
 
 def _takes_native(signature: HeadSignature) -> str | None:
+    return NO_BLOCKS if signature.in_blocks else _takes(signature)
+
+
+def _takes_blocks(signature: HeadSignature) -> str | None:
+    return _takes(signature) if signature.in_blocks else "only for a weight in quantised blocks"
+
+
+def _takes(signature: HeadSignature) -> str | None:
     if signature.device_type != "cpu":
         return "for the CPU"
     if signature.dtype not in (torch.bfloat16, torch.float32):
@@ -92,5 +103,8 @@ CANDIDATES = (
     Candidate("native", "pelton.ops.lm_head_sample.cpu:drawn", _takes_native, copies_weight=True),
     Candidate("fused", "pelton.ops.lm_head_sample.triton:fused", _takes_fused, max_rows=FUSED_ROWS),
     Candidate("drawn", "pelton.ops.lm_head_sample.triton:from_logits", _takes_triton),
+    Candidate(
+        "blocks", "pelton.ops.lm_head_sample.cpu:drawn_blocks", _takes_blocks, copies_weight=True
+    ),
     Candidate("composed", "pelton.ops.lm_head_sample.reference:composed", _takes_any),
 )

@@ -9,7 +9,7 @@ GeGLU, arXiv 2002.05202. Tolerance as for linear.
 
 from __future__ import annotations
 
-from pelton.ops.native_product import takes_native
+from pelton.ops.native_product import takes_blocks, takes_native
 from pelton.ops.product import (
     takes_any,
     takes_invariant,
@@ -28,4 +28,5 @@ CANDIDATES = (
     Candidate("matvec", "pelton.ops.norm_linear.reference:matvec", takes_single_row, max_rows=1),
     Candidate("reference", "pelton.ops.norm_linear.reference:matmul", takes_any),
     Candidate("tiled", "pelton.ops.norm_linear.reference:tiled", takes_invariant),
+    Candidate("blocks", "pelton.ops.norm_linear.cpu:blocks", takes_blocks, copies_weight=True),
 )
