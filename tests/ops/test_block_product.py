@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,8 +16,10 @@ from pelton.device.native.build import build
 from pelton.device.native.forms import FORMS
 from pelton.device.native.levels import Level, usable_levels
 from pelton.device.native.library import library
-from pelton.ops import linear, linear_add, norm_linear
+from pelton.ops import linear, linear_add, lm_head_sample, norm_linear
 from pelton.ops.block_weight import BlockWeight, Run
+from pelton.ops.lm_head_sample import DrawRows, HeadSignature
+from pelton.ops.lm_head_sample.reference import composed
 from pelton.ops.product import ProductSignature
 from pelton.ops.registry import bind
 
@@ -287,3 +290,49 @@ def test_zeros_and_extremes():
     for row in (2, 3):
         error = (out[row].double() - right[row]).abs().amax() / right[row].abs().amax()
         assert error <= 1e-6
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_tokens_of_a_head_in_blocks_are_those_of_its_logits(dtype):
+    """lm_head_sample: greedy rows and random ones, rows that indices names, 1 and 2 threads."""
+    product = Product("norm_linear", [("Q8_0", 517)], 96, dtype)
+    num_rows, slots = 12, torch.arange(12) * 5 % 12
+    rows = DrawRows(
+        slots=slots,
+        positions=torch.arange(12, dtype=torch.int32) + 3,
+        temperature=torch.tensor([0.0, 0.7, 2.0] * 4),
+        seeds=torch.arange(12) * 10**15 - 7,
+    )
+    hidden = torch.randn(20, 96).to(dtype)
+    hidden[13, 5] = torch.nan
+    indices = torch.randperm(20)[:num_rows]
+    indices[4] = 13
+    logits = torch.empty(num_rows, 517, dtype=dtype)
+
+    def head(x: torch.Tensor, out: torch.Tensor) -> None:
+        product.kernel(len(x), x, out, out)
+
+    signature = HeadSignature(
+        hidden_size=96,
+        vocab_size=517,
+        dtype=dtype,
+        device_type="cpu",
+        norm_eps=EPS,
+        batch_invariant=True,
+        in_blocks=True,
+    )
+    weights = {"head": head, "weight": product.weight, "norm_weight": product.norm}
+    bound = bind("lm_head_sample", lm_head_sample.CANDIDATES, signature, **weights)
+    assert bound.names == ("blocks",)
+    found = []
+    for kernel in (bound, lambda n, *args: composed(signature, **weights)(*args)):
+        for num_threads in (1, 2):
+            CPUDevice(num_threads)
+            for count in (1, 9, num_rows):
+                ids, status = torch.full((2, count), -9, dtype=torch.int32)
+                some = replace(rows, slots=slots[:count], positions=rows.positions[:count])
+                kernel(count, hidden, indices[:count], some, logits[:count], ids, status)
+                found.append((ids.tolist(), status.tolist()))
+    assert found[:6] == found[6:]
+    assert found[2][1] == [int(i == 4) for i in range(num_rows)]
+    assert len(set(found[2][0])) > 6
