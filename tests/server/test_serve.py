@@ -236,14 +236,18 @@ def test_first_interrupt_drains_and_exit_code_is_0() -> None:
         found: list[str] = []
 
         def read() -> None:
-            body = {"prompt": "Hello", "max_tokens": 600, "ignore_eos": True, "stream": True}
+            body = {"prompt": "Hello", "max_tokens": 1200, "ignore_eos": True, "stream": True}
             with httpx.stream(
                 "POST", f"{running.url}/v1/completions", json=body, timeout=60
             ) as response:
                 for line in response.iter_lines():
                     found.append(line)
 
-        with httpx.Client(base_url=running.url) as open_before:
+        none_kept = httpx.Limits(max_keepalive_connections=0)
+        with (
+            httpx.Client(base_url=running.url) as open_before,
+            httpx.Client(base_url=running.url, limits=none_kept) as each_new,
+        ):
             assert open_before.get("/health").status_code == 200
             reader = threading.Thread(target=read)
             reader.start()
@@ -251,19 +255,19 @@ def test_first_interrupt_drains_and_exit_code_is_0() -> None:
                 time.sleep(0.005)
             engine = running.engine_pid()
             running.process.send_signal(signal.SIGINT)
-            while (health := httpx.get(f"{running.url}/health")).status_code == 200:
+            while (health := each_new.get("/health")).status_code == 200:
                 time.sleep(0.005)
             refused = [
                 health,
                 open_before.get("/health"),
                 open_before.post("/v1/completions", json={"prompt": "x"}),
-                httpx.post(f"{running.url}/v1/completions", json={"prompt": "x"}),
+                each_new.post("/v1/completions", json={"prompt": "x"}),
             ]
             for response in refused:
                 assert response.status_code == 503
                 assert int(response.headers["retry-after"]) > 0
                 assert response.json()["error"]["type"] == "service_unavailable_error"
-            assert httpx.get(f"{running.url}/load").json()["server_load"] == 1
+            assert each_new.get("/load").json()["server_load"] == 1
             assert reader.is_alive(), "the answer was too short for this test"
             reader.join(60)
             assert found[-2] == "data: [DONE]"
