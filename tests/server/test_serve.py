@@ -267,7 +267,7 @@ def test_first_interrupt_drains_and_exit_code_is_0() -> None:
                 assert response.status_code == 503
                 assert int(response.headers["retry-after"]) > 0
                 assert response.json()["error"]["type"] == "service_unavailable_error"
-            assert each_new.get("/load").json()["server_load"] == 1
+            assert each_new.get("/load").json()["server_load"] >= 1
             assert reader.is_alive(), "the answer was too short for this test"
             reader.join(60)
             assert found[-2] == "data: [DONE]"
