@@ -78,8 +78,12 @@ class CUDADevice:
     def record(self, run: Callable[[], object]) -> CUDARecording:
         """Whatever `run` launches must be warm: no kernel may compile or be loaded in a capture."""
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+        # Not torch.cuda.graph: it empties the allocator's cache and waits, before each one.
+        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        try:
             run()
+        finally:
+            graph.capture_end()
         # The pool lives as long as one of its graphs, and this device's recordings may all be made
         # anew.
         self._first = self._first or graph
