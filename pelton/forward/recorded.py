@@ -46,7 +46,7 @@ class RecordedExecutor:
     """The eager executor's verbs; shapes that are not on the ladder, or not recorded yet, are the
     eager executor's.
 
-    num_replayed counts steps.
+    num_replayed counts steps. is_paused: every step is the eager executor's.
 
     Args:
         blank: a batch of a shape, without a step's own numbers.
@@ -69,9 +69,10 @@ class RecordedExecutor:
         self._blank = blank
         self._steps: dict[tuple[Descriptor, bool], RecordedStep] = {}
         self.num_replayed = 0
+        self.is_paused = False
 
     def choose(self, live: Descriptor) -> Descriptor:
-        shape = self._ladder.choose(live)
+        shape = None if self.is_paused else self._ladder.choose(live)
         if shape is None or not (self._device.records_when_asked or self._has(shape)):
             return as_live(live)
         return shape

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,11 +20,21 @@ Keys = Sequence[tuple[Descriptor, bool]]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureReport:
     """num_recorded: recordings that were made, in so many seconds; warm_seconds of them went by in
-    launching each shape once before."""
+    launching each shape once before. num_threads: that began during the recordings, where none
+    should."""
 
     num_recorded: int
     seconds: float
     warm_seconds: float
+    num_threads: int
+
+    def describe(self) -> str:
+        """A line for people."""
+        late = f"; {self.num_threads} threads began meanwhile" if self.num_threads else ""
+        return (
+            f"recorded  {self.num_recorded} shapes of steps in {self.seconds:.2f} s "
+            f"(to warm them {self.warm_seconds:.2f} s){late}"
+        )
 
 
 def record_all(device: Device, runner: ModelRunner, executor: Executor) -> CaptureReport:
@@ -55,6 +66,7 @@ def _record(device: Device, runner: ModelRunner, executor: Executor, keys: Keys)
             executor.warm(shape, is_sampled)
         device.synchronize()
     warm = time.perf_counter()
+    threads = threading.active_count()
     with _no_collection():
         for shape, is_sampled in keys:
             executor.record(shape, is_sampled)
@@ -62,6 +74,7 @@ def _record(device: Device, runner: ModelRunner, executor: Executor, keys: Keys)
         num_recorded=len(keys),
         seconds=time.perf_counter() - started,
         warm_seconds=warm - started,
+        num_threads=threading.active_count() - threads,
     )
 
 

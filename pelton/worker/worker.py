@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import logging
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import cast
 
 import torch
@@ -18,10 +20,13 @@ from pelton.core.kv.groups import with_tables
 from pelton.core.kv.host_pages import MoveCosts
 from pelton.core.kv.spec import KVGroup
 from pelton.core.plan import StepPlan
+from pelton.device.late_compiles import LateCompiles
 from pelton.device.protocol import Device, MeasuredDevice
 from pelton.device.table import DEVICES
 from pelton.device.upload import upload_to
+from pelton.errors import ConfigError
 from pelton.forward.eager import as_live
+from pelton.forward.recorded import RecordedExecutor
 from pelton.layers.context import BuildContext
 from pelton.models.protocol import Model
 from pelton.models.table import MODELS
@@ -30,6 +35,7 @@ from pelton.quant.table import SCHEMES
 from pelton.runner.assemble import Assembled, assemble, attention_backend
 from pelton.runner.capture import record_all
 from pelton.runner.heads.protocol import StepOutcome
+from pelton.runner.self_test import TESTED_TOKENS, SelfTest
 from pelton.runner.synthetic import time_prompt, warm_up
 from pelton.weights.loader import load_weights
 from pelton.weights.source import open_source
@@ -84,6 +90,24 @@ def load_model(config: EngineConfig, build: BuildContext, checkpoint: Checkpoint
     return model
 
 
+def _out_of_memory(config: EngineConfig, phase: str) -> str:
+    """What to change."""
+    if phase == "load weights":
+        return (
+            f"{config.device} has not enough memory for the weights; take a smaller model or dtype."
+        )
+    tokens, rows = config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs
+    ways = [f"max_num_batched_tokens from {tokens} to {max(tokens // 2, 1)}"]
+    if rows > 1:
+        ways.append(f"max_num_seqs from {rows} to {rows // 2}")
+    if (share := config.cache.memory_share) is not None:
+        ways.insert(0, f"gpu_memory_utilization from {share} to {max(share - 0.05, 0.05):.2f}")
+    elif config.cache.num_blocks > 2:
+        less = config.cache.num_blocks * 9 // 10
+        ways.insert(0, f"num_gpu_blocks_override from {config.cache.num_blocks} to {less}")
+    return f"{config.device} ran out of memory at {phase!r}: lower {', or '.join(ways)}."
+
+
 class Worker:
     """Owns a device's memory. `execute` queues a step and waits for nothing.
 
@@ -113,44 +137,79 @@ class Worker:
             ),
             batch_invariant=config.batch_invariant,
         )
+        self.config = config
+        self.late_compiles = LateCompiles()
         with torch.inference_mode():
-            started = time.perf_counter()
             others = self._used_bytes()
-            with self.device.compiling():
+            with self._phase("load weights"), self.device.compiling():
                 self.model = load_model(config, build, checkpoint)
-            self.phases["load weights"] = time.perf_counter() - started
 
             def assembled(config: EngineConfig) -> Assembled:
                 return assemble(config, self.device, self.model, backend, choose=choose)
 
             if config.cache.memory_share is not None:
-                started = time.perf_counter()
-                device = cast(MeasuredDevice, self.device)
-                weights = self._used_bytes() - others
-                config = fit_cache(device, config, assembled, others=others, weights=weights)
-                self.phases["measure memory"] = time.perf_counter() - started
-            self.config = config
-            started = time.perf_counter()
-            self._assembled = assembled(config)
-            self.phases["allocate"] = time.perf_counter() - started
-            started = time.perf_counter()
+                with self._phase("measure memory"):
+                    self.config = config = fit_cache(
+                        cast(MeasuredDevice, self.device),
+                        config,
+                        assembled,
+                        others=others,
+                        weights=self._used_bytes() - others,
+                    )
+            with self._phase("allocate"):
+                self._assembled = assembled(config)
+            num_groups = len(with_tables(self.groups))
             max_tokens = min(config.scheduler.max_num_batched_tokens, config.max_model_len - 1)
-            warm_up(
-                self._assembled.runner,
-                self._assembled.reserved_slot,
-                num_groups=len(with_tables(self.groups)),
-                max_tokens=max_tokens,
-            )
-            self.phases["warm up"] = time.perf_counter() - started
-            if not self.device.records_when_asked:
-                report = record_all(self.device, self._assembled.runner, self._assembled.executor)
-                if report.num_recorded:
-                    self.phases["record"] = report.seconds
+            with self._phase("warm up"):
+                warm_up(
+                    self._assembled.runner,
+                    self._assembled.reserved_slot,
+                    num_groups=num_groups,
+                    max_tokens=max_tokens,
+                )
+            if not (self.device.records_when_asked or config.graphs.is_eager):
+                with self._phase("record"):
+                    self._record()
             self.move_costs = move_costs or MoveCosts()
             if config.cache.num_host_pages and move_costs is None:
-                started = time.perf_counter()
-                self.move_costs = self._measure_moves(min(_TIMED_PROMPT, max_tokens))
-                self.phases["time copies"] = time.perf_counter() - started
+                with self._phase("time copies"):
+                    self.move_costs = self._measure_moves(min(_TIMED_PROMPT, max_tokens))
+        self.late_compiles.watch()
+
+    @contextlib.contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        """Times a phase of the start, and says what helps where memory is short."""
+        started = time.perf_counter()
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            raise ConfigError(_out_of_memory(self.config, name)) from error
+        self.phases[name] = time.perf_counter() - started
+
+    def _record(self) -> None:
+        """Whatever the ladder has, and a test of it."""
+        made, logger = self._assembled, logging.getLogger("pelton")
+        if not isinstance(made.executor, RecordedExecutor):
+            logger.warning(
+                "No step is recorded: a CUDA graph cannot hold attention_backend=%r or recurrent "
+                "layers, which need lengths on the host. Small models are much slower so.",
+                self.config.attention_backend,
+            )
+            return
+        report = record_all(self.device, made.runner, made.executor)
+        logger.info("%s", report.describe())
+        test = SelfTest(
+            self.device,
+            made.runner,
+            made.executor,
+            with_tables(self.groups),
+            reserved_slot=made.reserved_slot,
+        )
+        config = self.config
+        has_room = test.num_blocks <= config.cache.num_blocks
+        most = min(config.max_model_len, config.scheduler.max_num_batched_tokens)
+        if has_room and most >= TESTED_TOKENS:
+            test.run()
 
     def _used_bytes(self) -> int:
         """Of a device that tells."""

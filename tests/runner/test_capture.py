@@ -11,6 +11,7 @@ from pelton.config.graphs import GraphsConfig
 from pelton.core.descriptor import Descriptor
 from pelton.device.cpu import CPUDevice
 from pelton.device.fake import FakeDevice
+from pelton.forward.recorded import RecordedExecutor
 from pelton.runner.capture import record_all
 
 GRAPHS = GraphsConfig(decode_sizes=(1, 2, 4), token_sizes=(16, 64))
@@ -57,7 +58,8 @@ def test_what_is_not_recorded_runs_eagerly(kind, monkeypatch):
         monkeypatch.setattr(engine.device, "record", None)
         engines[in_place] = engine
         assert engine.generate(PROMPTS) == [plain_tokens(p, greedy()) for p in PROMPTS]
-        assert ("record" in engine.worker.phases) == in_place
+        executor = engine.worker._assembled.executor
+        assert isinstance(executor, RecordedExecutor) == in_place
     executor = engines[True].worker._assembled.executor
     assert executor.num_replayed > 10
     live = Descriptor(
