@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from support.folders import new_folder
-from support.logits import hook_logits
+from support.logits import forget_recordings, hook_logits
 from support.plain import greedy, plain_tokens
 from support.tiny import make_config, tiny_llama
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -298,6 +298,7 @@ def force(llm: LLM, token: int, call: int) -> None:
             logits[:, token] = 1e4
 
     hook_logits(llm._worker.model, change)
+    forget_recordings(llm._worker)
 
 
 @pytest.mark.parametrize(
@@ -505,6 +506,7 @@ def inject(llm: LLM, stage: str, monkeypatch: Any) -> None:
                 logits[1] = torch.nan
 
         hook_logits(llm._worker.model, change)
+        forget_recordings(llm._worker)
     elif stage == "detokenizer":
         push = OutputText.push
 

@@ -30,3 +30,8 @@ def hook_logits(model: Any, change: Callable[[torch.Tensor], object]) -> None:
         reference.draw(logits, rows, out_ids, out_status)
 
     model.head, model.draw = hooked, draw
+
+
+def forget_recordings(worker: Any) -> None:
+    """What was recorded of the model before it was hooked would not know of that."""
+    getattr(worker._assembled.executor, "_steps", {}).clear()
