@@ -63,7 +63,7 @@ class PinnedUpload:
         if source.device.type != "cpu":
             target.copy_(source)
             return
-        if target.dim() == 0 or not target.is_contiguous():
+        if target.numel() == 0 or target.dim() == 0 or not target.is_contiguous():
             target.copy_(source)
             return
         row_bytes = max(target[0].nbytes, 1)

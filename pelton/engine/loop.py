@@ -75,6 +75,8 @@ class EngineLoop:
                 raise
             if len(self._in_flight) < self._depth:
                 return []
+            # The device is busy, and the host would wait for it.
+            self._worker.record_next()
         if self._in_flight:
             updates = self._collect()
         elif self.scheduler.has_unfinished():
@@ -84,6 +86,10 @@ class EngineLoop:
         if not self.has_work() and not self._is_checked:
             self._check_integrity()
         return updates
+
+    def idle(self) -> bool:
+        """Do a little of what nobody waits for; False if there is nothing."""
+        return self._worker.record_next()
 
     def _check_integrity(self) -> None:
         """The proof reads every block, which takes tens of milliseconds in a large pool; so it is

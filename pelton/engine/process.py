@@ -140,6 +140,8 @@ def _take_all(
         except Empty:
             # Before the long silence: refusals, and stats that an abort has changed.
             outbox.put(served.current())
+            while inbox.empty() and loop.idle():
+                pass
             message = inbox.get()
         if isinstance(message, Shutdown):
             return False

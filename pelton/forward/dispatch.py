@@ -10,7 +10,7 @@ from pelton.config.graphs import GraphsConfig
 from pelton.core.descriptor import Descriptor
 
 # Rows of steps with chunks of prompts: few prompts should not pay for the head of many rows.
-_FEW_ROWS = 8
+FEW_ROWS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class Ladder:
         return None if rows is None or rows > self.max_rows else rows
 
     def _mixed_rows(self) -> tuple[int, ...]:
-        return (_FEW_ROWS, self.max_rows) if self.max_rows > _FEW_ROWS else (self.max_rows,)
+        return (FEW_ROWS, self.max_rows) if self.max_rows > FEW_ROWS else (self.max_rows,)
 
     def _uniform(self, rows: int, query_len: int) -> Descriptor:
         return Descriptor(

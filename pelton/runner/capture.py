@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from pelton.core.descriptor import Descriptor
 from pelton.device.protocol import Device, MeasuredDevice
+from pelton.forward.dispatch import FEW_ROWS
 from pelton.forward.executor import Executor
 from pelton.runner.model_runner import ModelRunner
 
@@ -37,10 +41,36 @@ class CaptureReport:
         )
 
 
-def record_all(device: Device, runner: ModelRunner, executor: Executor) -> CaptureReport:
-    """Record every shape of the ladder, large ones first: the memory that they need serves the
-    small ones."""
-    return _record(device, runner, executor, executor.unrecorded()[::-1])
+class Recorder:
+    """Records the ladder: at start what the first requests need, and the rest bit by bit."""
+
+    def __init__(self, device: Device, runner: ModelRunner, executor: Executor) -> None:
+        self._device = device
+        self._runner = runner
+        self._executor = executor
+        self._left = [] if device.records_when_asked else executor.unrecorded()
+
+    def record_first(self) -> CaptureReport:
+        """Few rows, whose head is recorded too."""
+        first = [key for key in self._left if key[1] and key[0].num_rows <= FEW_ROWS]
+        self._left = [key for key in self._left if key not in first]
+        return _record(self._device, self._runner, self._executor, first)
+
+    def record_next(self) -> bool:
+        """One more; False if all are recorded. It waits for nothing on the device. Where memory is
+        short the rest of the ladder is left out, and a warning says so."""
+        if not self._left:
+            return False
+        try:
+            _record(self._device, self._runner, self._executor, [self._left.pop(0)])
+        except torch.OutOfMemoryError:
+            logging.getLogger("pelton").warning(
+                "no memory for %d more CUDA graphs: steps of their sizes are launched op by op; a "
+                "lower gpu_memory_utilization leaves more.",
+                len(self._left) + 1,
+            )
+            self._left = []
+        return bool(self._left)
 
 
 def record_largest(device: MeasuredDevice, runner: ModelRunner, executor: Executor) -> int:
@@ -64,7 +94,6 @@ def _record(device: Device, runner: ModelRunner, executor: Executor, keys: Keys)
         runner.rest()
         for shape, is_sampled in keys:
             executor.warm(shape, is_sampled)
-        device.synchronize()
     warm = time.perf_counter()
     threads = threading.active_count()
     with _no_collection():

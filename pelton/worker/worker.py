@@ -8,6 +8,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import cast
 
 import torch
@@ -33,7 +34,7 @@ from pelton.models.table import MODELS
 from pelton.quant.scheme import Scheme
 from pelton.quant.table import SCHEMES
 from pelton.runner.assemble import Assembled, assemble, attention_backend
-from pelton.runner.capture import record_all
+from pelton.runner.capture import Recorder
 from pelton.runner.heads.protocol import StepOutcome
 from pelton.runner.self_test import TESTED_TOKENS, SelfTest
 from pelton.runner.synthetic import time_prompt, warm_up
@@ -59,10 +60,20 @@ def make_device(config: EngineConfig) -> Device:
     return device_class()  # type: ignore[no-any-return]
 
 
-def load_model(config: EngineConfig, build: BuildContext, checkpoint: Checkpoint) -> Model:
+Phase = Callable[[str], AbstractContextManager[None]]
+
+
+def load_model(
+    config: EngineConfig,
+    device: Device,
+    build: BuildContext,
+    checkpoint: Checkpoint,
+    phase: Phase,
+) -> Model:
     """Build the model, fill every parameter, choose kernels."""
     module, name = MODELS[config.model.architecture].split(":")
-    model: Model = getattr(importlib.import_module(module), name)(build, config.model)
+    with phase("build model"):
+        model: Model = getattr(importlib.import_module(module), name)(build, config.model)
     rules = model.names[checkpoint.load_format]
     parameters = model.parameters()
     source = open_source(checkpoint, parameters, rules, seed=config.seed)
@@ -76,7 +87,7 @@ def load_model(config: EngineConfig, build: BuildContext, checkpoint: Checkpoint
         unit_scale=True,
         disable=total < _LONG_LOAD or not sys.stderr.isatty(),
     )
-    with bar:
+    with phase("load weights"), bar:
         load_weights(
             parameters,
             source,
@@ -86,13 +97,14 @@ def load_model(config: EngineConfig, build: BuildContext, checkpoint: Checkpoint
             upload=upload_to(build.device),
             progress=bar.update,
         )
-    model.bind()
+    with phase("choose kernels"), device.compiling():
+        model.bind()
     return model
 
 
 def _out_of_memory(config: EngineConfig, phase: str) -> str:
     """What to change."""
-    if phase == "load weights":
+    if phase in ("build model", "load weights", "choose kernels"):
         return (
             f"{config.device} has not enough memory for the weights; take a smaller model or dtype."
         )
@@ -139,10 +151,10 @@ class Worker:
         )
         self.config = config
         self.late_compiles = LateCompiles()
+        self._is_recorded = False
         with torch.inference_mode():
             others = self._used_bytes()
-            with self._phase("load weights"), self.device.compiling():
-                self.model = load_model(config, build, checkpoint)
+            self.model = load_model(config, self.device, build, checkpoint, self._phase)
 
             def assembled(config: EngineConfig) -> Assembled:
                 return assemble(config, self.device, self.model, backend, choose=choose)
@@ -167,6 +179,7 @@ class Worker:
                     num_groups=num_groups,
                     max_tokens=max_tokens,
                 )
+            self._recorder = Recorder(self.device, self._assembled.runner, self._assembled.executor)
             if not (self.device.records_when_asked or config.graphs.is_eager):
                 with self._phase("record"):
                     self._record()
@@ -174,7 +187,6 @@ class Worker:
             if config.cache.num_host_pages and move_costs is None:
                 with self._phase("time copies"):
                     self.move_costs = self._measure_moves(min(_TIMED_PROMPT, max_tokens))
-        self.late_compiles.watch()
 
     @contextlib.contextmanager
     def _phase(self, name: str) -> Iterator[None]:
@@ -187,7 +199,8 @@ class Worker:
         self.phases[name] = time.perf_counter() - started
 
     def _record(self) -> None:
-        """Whatever the ladder has, and a test of it."""
+        """The shapes that the first requests will have, and a test of them; the others come between
+        steps."""
         made, logger = self._assembled, logging.getLogger("pelton")
         if not isinstance(made.executor, RecordedExecutor):
             logger.warning(
@@ -196,8 +209,7 @@ class Worker:
                 self.config.attention_backend,
             )
             return
-        report = record_all(self.device, made.runner, made.executor)
-        logger.info("%s", report.describe())
+        logger.info("%s", self._recorder.record_first().describe())
         test = SelfTest(
             self.device,
             made.runner,
@@ -237,6 +249,19 @@ class Worker:
         with torch.inference_mode():
             return self._assembled.runner.finish(self._assembled.runner.start(plan))
 
+    def record_next(self) -> bool:
+        """Record one more shape, while the device is busy or nobody waits; False if there is none
+        left. What is compiled from then on is late."""
+        if self._is_recorded:
+            return False
+        self.device.attach()
+        with torch.inference_mode():
+            self._is_recorded = not self._recorder.record_next()
+        if self._is_recorded:
+            self.late_compiles.watch()
+        return not self._is_recorded
+
     def close(self) -> None:
+        self.late_compiles.stop()
         self.device.synchronize()
         self._assembled.runner.close()
