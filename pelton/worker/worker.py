@@ -8,7 +8,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import cast
 
 import torch
@@ -60,17 +60,19 @@ def make_device(config: EngineConfig) -> Device:
     return device_class()  # type: ignore[no-any-return]
 
 
-Phase = Callable[[str], AbstractContextManager[None]]
+Phase = Callable[[str], AbstractContextManager[object]]
 
 
 def load_model(
     config: EngineConfig,
-    device: Device,
     build: BuildContext,
     checkpoint: Checkpoint,
-    phase: Phase,
+    *,
+    phase: Phase = nullcontext,
+    compiling: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> Model:
-    """Build the model, fill every parameter, choose kernels."""
+    """Build the model, fill every parameter, choose kernels. phase: times what it surrounds, by
+    name; compiling: the device's."""
     module, name = MODELS[config.model.architecture].split(":")
     with phase("build model"):
         model: Model = getattr(importlib.import_module(module), name)(build, config.model)
@@ -97,7 +99,7 @@ def load_model(
             upload=upload_to(build.device),
             progress=bar.update,
         )
-    with phase("choose kernels"), device.compiling():
+    with phase("choose kernels"), compiling():
         model.bind()
     return model
 
@@ -154,7 +156,9 @@ class Worker:
         self._is_recorded = False
         with torch.inference_mode():
             others = self._used_bytes()
-            self.model = load_model(config, self.device, build, checkpoint, self._phase)
+            self.model = load_model(
+                config, build, checkpoint, phase=self._phase, compiling=self.device.compiling
+            )
 
             def assembled(config: EngineConfig) -> Assembled:
                 return assemble(config, self.device, self.model, backend, choose=choose)
