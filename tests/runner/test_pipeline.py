@@ -49,6 +49,9 @@ class TwoStages:
                     assemble(config, self.device, model, backend, place=place).runner
                 )
 
+    def record_next(self) -> bool:
+        return False
+
     def execute(self, plan: StepPlan) -> StepOutcome:
         first, last = self.stages
         with torch.inference_mode():
