@@ -496,7 +496,7 @@ def test_many_failing_steps_use_nothing_up(place, device):
     assert engine.generate([prompt], greedy(8)) == [plain_tokens(prompt, greedy(8))]
 
 
-@pytest.mark.parametrize("kernel", ["model.run_layers", "head", "advance"])
+@pytest.mark.parametrize("kernel", ["model.run_layers", "model.draw", "advance"])
 def test_a_kernel_that_fails_late(kernel):
     """On a device with a queue the fault shows when somebody waits."""
     engine = small("fake")
