@@ -82,7 +82,8 @@ def test_a_life(saboteur):
         assert not process_of(llm)._folder.exists()
         assert list(llm.facts.start_times) == ["check", *phases]
         assert phases == [
-            "process", "imports", "configuration", "load weights", "allocate", "warm up"
+            "process", "imports", "configuration", "build model", "load weights",
+            "choose kernels", "allocate", "warm up",
         ]  # fmt: skip
         assert llm.config == offline.config
         assert llm.facts.vocab_size == 300
