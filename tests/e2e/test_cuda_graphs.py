@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 
 import pytest
 import torch
 from support.dense_attention import NAME
-from support.plain import greedy, seeded
+from support.plain import greedy, logprobs_of, seeded
 from support.tiny import TinyEngine, oracle_greedy, prompts_of, tiny_llama
 
+from pelton import LLM
 from pelton.config.graphs import GraphsConfig
+from pelton.config.params import SamplingParams
 from pelton.config.speculation import SpeculationConfig
 
 pytestmark = pytest.mark.gpu
@@ -106,3 +109,47 @@ def test_another_thread_works_in_the_same_queue():
     thread.start()
     thread.join()
     assert found == [[oracle_greedy(tiny_llama(), p, 12) for p in PROMPTS]]
+
+
+def logprobs(graphs: GraphsConfig, **changes) -> list:
+    engine = TinyEngine(
+        tiny_llama(),
+        device="cuda",
+        attention_backend="triton_invariant",
+        batch_invariant=True,
+        graphs=graphs,
+        **changes,
+    )
+    names = [engine.add(prompt, greedy(12, logprobs=3)) for prompt in PROMPTS]
+    engine.run()
+    return [logprobs_of(engine, name) for name in names]
+
+
+def test_batch_invariant_is_bit_for_bit():
+    """Launched, replayed, padded, in chunks and alone."""
+    expected = logprobs(GraphsConfig())
+    assert logprobs(GRAPHS) == expected
+    assert logprobs(GraphsConfig(decode_sizes=(4,), token_sizes=(64,))) == expected
+    assert logprobs(GRAPHS, long_prefill_token_threshold=3, max_steps_in_flight=3) == expected
+    assert logprobs(GRAPHS, max_num_seqs=1) == expected
+
+
+def test_what_is_measured_is_kept_to():
+    """The whole engine, with a cache as large as it may be: what it holds in the end is no more
+    than its share, and no kernel comes late."""
+    llm = LLM(str(tiny_llama()), device="cuda", gpu_memory_utilization=0.3, max_num_seqs=64)
+    memory = llm.config.memory
+    assert memory is not None
+    params = SamplingParams(temperature=0.7, max_tokens=20, ignore_eos=True, detokenize=False)
+    prompts = [{"prompt_token_ids": ids} for ids in prompts_of([5, 40, 90] * 20)]
+    for options in ({}, {"top_p": 0.9, "logprobs": 3}):
+        llm.generate(prompts, dataclasses.replace(params, **options), use_tqdm=False)
+    while llm._loop.idle():
+        pass
+    for options in ({}, {"top_p": 0.9, "logprobs": 3}):
+        llm.generate(prompts, dataclasses.replace(params, **options), use_tqdm=False)
+    # Of this process alone: others use the GPU, too.
+    held = memory.weights + memory.activations + memory.graphs + memory.kv
+    assert torch.cuda.memory_reserved() <= held
+    assert llm._worker.late_compiles.names == []
+    llm.close()
