@@ -16,6 +16,10 @@ from pelton.core.plan import SlotRef, StepPlan
 from pelton.device.protocol import Device
 from pelton.ops.step_kernels import step_kernel
 
+# Of steps in which all rows decode, as most do.
+_DECODE = np.full(1024, RowKind.DECODE, np.uint8)
+_DECODE.flags.writeable = False
+
 
 class BatchBuilder:
     """Two calls a step: `describe` before the staged writes are flushed, `launch` after."""
@@ -33,7 +37,7 @@ class BatchBuilder:
         self, plan: StepPlan, staged: StagedStep, choose: Callable[[Descriptor], Descriptor]
     ) -> InputBatch:
         """The batch of `plan`; `choose` maps the live shape to the executed one."""
-        slots = np.fromiter((ref.slot for ref in plan.refs), np.int32, plan.num_rows)
+        slots = np.array([ref[0] for ref in plan.refs], np.int32)
         query_lens = plan.num_scheduled_tokens
         num_logits_np = np.where(plan.samples, 1 + plan.num_drafts, 0).astype(np.int32)
         num_rows, num_tokens, num_logits = self._buffers.fill_header(
@@ -58,7 +62,13 @@ class BatchBuilder:
         )
         assert descriptor.num_rows >= num_rows, "fewer rows executed than live"
         assert descriptor.num_tokens >= num_tokens, "fewer tokens executed than live"
+        row_kind = _DECODE
         is_prefill = bound < self._rows.prefill_len_np[slots]
+        if num_logits != num_rows or is_prefill.any():
+            decodes = np.where(plan.num_drafts > 0, RowKind.VERIFY, RowKind.DECODE)
+            row_kind = np.where(is_prefill, RowKind.PREFILL, decodes).astype(np.uint8)
+        elif num_rows > len(row_kind):
+            row_kind = np.full(num_rows, RowKind.DECODE, np.uint8)
         step, inputs = self._buffers.views(descriptor, num_logits)
         return InputBatch(
             step_id=plan.step,
@@ -70,15 +80,13 @@ class BatchBuilder:
             slots_np=slots,
             query_len_np=query_lens,
             num_logits_np=num_logits_np,
-            row_kind_np=np.where(
-                is_prefill,
-                RowKind.PREFILL,
-                np.where(plan.num_drafts > 0, RowKind.VERIFY, RowKind.DECODE),
-            ).astype(np.uint8),
+            row_kind_np=row_kind[:num_rows],
             computed_bound_np=bound,
             seq_len_bound_np=seq_len_bound,
             bounds_are_exact=plan.bounds_are_exact,
-            num_decode_rows=int(np.searchsorted(query_lens, 1, side="right")),
+            num_decode_rows=num_rows
+            if max_query_len == 1
+            else int(np.searchsorted(query_lens, 1, side="right")),
             step=step,
             inputs=inputs,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -11,6 +12,9 @@ from pelton.core.descriptor import Descriptor
 from pelton.core.plan import Int32Array
 from pelton.device.protocol import Device
 from pelton.ops.step_tensors import InputTensors, StepArrays
+
+# Steps of decoding have few shapes, those with chunks of prompts many.
+_MAX_VIEWS = 256
 
 
 class InputBuffers:
@@ -52,6 +56,7 @@ class InputBuffers:
         self._logits_indices = device.zeros((self.max_logits,), torch.int64)
         self._logits_slots = device.zeros((self.max_logits,), torch.int64)
         self._logits_positions = device.zeros((self.max_logits,), torch.int32)
+        self._views: dict[tuple[Any, ...], tuple[StepArrays, InputTensors]] = {}
 
     def fill_header(
         self,
@@ -81,7 +86,19 @@ class InputBuffers:
         assert rows <= self.max_rows, "more rows executed than the buffers hold"
         assert tokens <= self.max_tokens, "more tokens executed than the buffers hold"
         assert num_logits <= self.max_logits, "more verification rows than the buffers hold"
-        widths = [-(-max(descriptor.max_seq_len, 1) // size) for size in self._block_sizes]
+        longest = max(descriptor.max_seq_len, 1)
+        widths = tuple([-(-longest // size) for size in self._block_sizes])
+        key = rows, tokens, num_logits, widths
+        views = self._views.get(key)
+        if views is None:
+            if len(self._views) == _MAX_VIEWS:
+                self._views.clear()
+            views = self._views[key] = self._make_views(*key)
+        return views
+
+    def _make_views(
+        self, rows: int, tokens: int, num_logits: int, widths: tuple[int, ...]
+    ) -> tuple[StepArrays, InputTensors]:
         return (
             StepArrays(
                 live=self._live.tensor,

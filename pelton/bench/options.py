@@ -96,6 +96,32 @@ class ThroughputOptions(BenchOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class HostOptions(BenchOptions):
+    """The host's work for a decode step, on a device that computes nothing.
+
+    rows: numbers of rows to measure, with commas.
+    input_len: prompt length of each, in tokens; some are up to a block longer.
+    output_len: tokens made for each.
+    """
+
+    rows: str = "1,32,256"
+    input_len: int = 32
+    output_len: int = 66
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.output_len < 4:
+            raise ConfigError(f"output_len must be at least 4, got {self.output_len}.")
+        self.sizes()
+
+    def sizes(self) -> list[int]:
+        words = [word.strip() for word in self.rows.split(",")]
+        if not all(word.isdecimal() and int(word) > 0 for word in words):
+            raise ConfigError(f"rows must be positive numbers with commas, got {self.rows!r}.")
+        return [int(word) for word in words]
+
+
+@dataclass(frozen=True, kw_only=True)
 class ServingOptions:
     """Requests to a server that speaks OpenAI's API. Raises ConfigError for what measures nothing.
 

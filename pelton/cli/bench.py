@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pelton.bench.options import (
+    HostOptions,
     LatencyOptions,
     OffloadingOptions,
     OverheadOptions,
@@ -34,6 +35,11 @@ KINDS: dict[str, tuple[type[Any], str, str]] = {
         OffloadingOptions,
         "pelton.bench.offloading:run",
         "preempted requests, with host memory for their KV and without",
+    ),
+    "host": (
+        HostOptions,
+        "pelton.bench.host:run",
+        "the host's microseconds per decode step, no kernel run",
     ),
     "serve": (ServingOptions, "pelton.bench.serving:run", "a running server, of any make"),
     "overhead": (

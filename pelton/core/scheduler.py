@@ -337,7 +337,9 @@ class Scheduler:
                 # position from there on is of use. What is computed is an upper bound while drafts
                 # are in flight, so a row may have to wait here for their result.
                 room = self._max_len - 1 - computed
-                count = min(want + request.num_useful_drafts, room, draft.budget)
+                count = want + request.num_useful_drafts if self._num_drafts else want
+                if count > room or count > draft.budget:
+                    count = min(room, draft.budget)
                 if count <= 0:
                     index += 1
                     continue
@@ -483,20 +485,31 @@ class Scheduler:
             request.num_in_flight_min -= 1
             request.num_computed_tokens -= num_rejected
             request.num_confirmed_tokens -= num_rejected
-            num_new = self._append(request, ids[:num_sampled])
+            token = ids[0]
+            if (
+                num_sampled == 1
+                and request.num_tokens + 1 < request.max_total_len
+                and token not in request.end_token_ids
+                and request.num_confirmed_tokens < request.next_settle_length
+            ):
+                # As `_append` has it, for nearly every token.
+                request.append(token)
+                self._num_generated_tokens += 1
+                num_new = 1
+            else:
+                num_new = self._append(request, ids[:num_sampled])
             first_row = first_rows[row] if first_rows is not None else 0
-            updates.append(
-                RequestUpdate(
-                    request,
-                    ids_np[:num_new] if num_new < len(ids) else ids_np,
-                    first_row,
-                    first_row + num_new if first_rows is not None else 0,
-                    request.finish_reason,
-                )
+            update = RequestUpdate(
+                request,
+                ids_np[:num_new] if num_new < len(ids) else ids_np,
+                first_row,
+                first_row + num_new if first_rows is not None else 0,
+                request.finish_reason,
+                stop_reason=request.stop_reason,
             )
-            updates[-1].stop_reason = request.stop_reason
+            updates.append(update)
             if awaited is not None:
-                updates[-1].prompt_logprobs = awaited.joined()
+                update.prompt_logprobs = awaited.joined()
                 request.awaited_prompt_logprobs = None
         self._release_restored(plan)
         return updates
@@ -545,6 +558,16 @@ class Scheduler:
         A sampling row yields at least one token, and at most one more than its drafts.
         """
         ids, num_sampled = result.token_ids, result.num_sampled
+        # Mostly every row yields one good token, and one look says so: as unsigned numbers, ids
+        # below 0 are large ones.
+        if (
+            ids.shape[1] == 1
+            and not result.status.any()
+            and (num_sampled == plan.samples).all()
+            and ids.size
+            and ids.astype(np.uint32).max() < self._vocab_size
+        ):
+            return np.zeros(len(ids), np.bool_)
         most = np.where(plan.samples, 1 + plan.num_drafts, 0)
         is_valid = np.arange(ids.shape[1]) < num_sampled[:, None]
         is_outside = (ids < 0) | (ids >= self._vocab_size)
@@ -706,25 +729,20 @@ class _Draft:
 
     __slots__ = (
         "block_appends",
-        "bounds",
         "bounds_are_exact",
         "budget",
-        "counts",
         "drained",
         "new_rows",
-        "num_drafts",
         "requests",
-        "samples",
+        "rows",
     )
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
         self.requests: list[Request] = []
-        self.counts: list[int] = []
-        self.num_drafts: list[int] = []
-        self.bounds: list[int] = []
+        # Of each request: query tokens, drafts among them, tokens computed before, samples.
+        self.rows: list[tuple[int, int, int, bool]] = []
         self.bounds_are_exact = True
-        self.samples: list[bool] = []
         self.new_rows: list[NewRow] = []
         self.block_appends: list[BlockAppend] = []
         self.drained: list[Request] = []
@@ -732,26 +750,23 @@ class _Draft:
     def give(self, request: Request, count: int, num_drafts: int, *, samples: bool) -> None:
         """Schedule `count` tokens of a request; its counts advance as if all drafts will hold."""
         self.requests.append(request)
-        self.counts.append(count)
-        self.num_drafts.append(num_drafts)
-        self.bounds.append(request.num_computed_tokens)
-        if request.has_drafts_in_flight:
-            self.bounds_are_exact = False
-        self.samples.append(samples)
+        self.rows.append((count, num_drafts, request.num_computed_tokens, samples))
+        if request.num_placeholders > request.num_in_flight_min:
+            self.bounds_are_exact = False  # drafts are in flight
         self.budget -= count
         request.num_computed_tokens += count
         if samples:
             request.num_placeholders += 1 + num_drafts
             request.num_in_flight_min += 1
-            if request.is_drained:
+            # As is_drained says, without a call for each row.
+            if request.num_tokens + request.num_in_flight_min >= request.max_total_len:
                 self.drained.append(request)
 
     def to_plan(self, step: int, finished: list[SlotRef], preempted: list[SlotRef]) -> StepPlan:
         refs = [request.ref for request in self.requests if request.ref is not None]
-        counts = np.array(self.counts, dtype=np.int32)
-        num_drafts = np.array(self.num_drafts, dtype=np.int32)
-        bounds = np.array(self.bounds, dtype=np.int32)
-        samples = np.array(self.samples, dtype=np.bool_)
+        columns = np.array(list(zip(*self.rows, strict=True)), dtype=np.int32)
+        counts, num_drafts, bounds = columns[0], columns[1], columns[2]
+        samples = columns[3].astype(np.bool_)
         if (counts[1:] < counts[:-1]).any():
             order = np.argsort(counts, kind="stable")
             refs = [refs[i] for i in order.tolist()]

@@ -96,7 +96,7 @@ class OpenRequests:
         self._book(opened, delta)
         if delta.finish_reason is not None and update.finish_reason is None:
             self._abort(child_id)
-        if answer.index == 0:
+        if len(opened.children) > 1 and answer.index == 0:
             for child, fault in self._siblings.join(opened.children[0]):
                 _, refused = self._by_child[child.request_id]
                 self._book(opened, refused.fail(fault))
@@ -122,14 +122,14 @@ class OpenRequests:
 
     def _book(self, opened: _Open, delta: AnswerDelta) -> None:
         opened.output.outputs[delta.index].add(delta)
-        if opened.output.error is None:
+        if delta.error is not None and opened.output.error is None:
             opened.output.error = delta.error
 
     def _settle(self, opened: _Open) -> None:
         output, answers = opened.output, opened.answers
         output.prompt_logprobs = answers[0].prompt_logprobs
         output.num_cached_tokens = opened.children[0].num_cached_tokens
-        if all(answer.is_finished for answer in answers):
+        if answers[-1].is_finished and all(answer.is_finished for answer in answers):
             output.finished = True
             self._forget(opened)
 

@@ -43,7 +43,7 @@ class SamplingRows(StepParticipant):
 
     A greedy row (temperature 0) has top_k 1, top_p 1, min_p 0, whatever its request said.
     Mirrors, [num_rows]: needs_np, Need flags; top_k_np and min_len_np, as on the device;
-    num_stop_ids_np; num_logprobs_np, -1 = none.
+    num_stop_ids_np; num_logprobs_np, -1 = none; asks_more_np, for more than a temperature.
 
     Args:
         num_rows: slots, reserved ones included.
@@ -70,6 +70,7 @@ class SamplingRows(StepParticipant):
         self.min_len_np = np.zeros(num_rows, np.int32)
         self.num_stop_ids_np = np.zeros(num_rows, np.int32)
         self.num_logprobs_np = np.full(num_rows, -1, np.int32)
+        self.asks_more_np = np.zeros(num_rows, np.bool_)
 
     def add_request(self, row: NewRow) -> None:
         """Stage and mirror every field.
@@ -130,6 +131,7 @@ class SamplingRows(StepParticipant):
         self.min_len_np[slot] = min_len
         self.num_stop_ids_np[slot] = len(stop_ids)
         self.num_logprobs_np[slot] = num_logprobs
+        self.asks_more_np[slot] = bool(needs & ~Need.RANDOM) or num_logprobs >= 0
 
     def remove_request(self, ref: SlotRef) -> None:
         """Let go of what takes memory; all else waits for the row's next owner."""

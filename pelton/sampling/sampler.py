@@ -133,11 +133,7 @@ class Sampler:
     def is_plain(self, slots: Int32Array) -> bool:
         """Whether the host has nothing to say about these rows: what is drawn follows from the
         device's row state alone."""
-        rows = self._rows
-        return not (
-            np.any(rows.needs_np[slots] & ~int(Need.RANDOM))
-            or np.any(rows.num_logprobs_np[slots] >= 0)
-        )
+        return not self._rows.asks_more_np[slots].any()
 
     def plain_plan(self) -> SamplePlan:
         """Of any plain rows, padding included."""

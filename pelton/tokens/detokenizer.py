@@ -50,6 +50,8 @@ class Detokenizer:
         end = _as_list(prompt_ids[-_CONTEXT_TOKENS:])
         stream = _ByteStream if tokenizer.is_byte_level else _WindowStream
         self._stream: _Stream = stream(tokenizer, end, skip_special_tokens)
+        self.push_list = self._stream.push
+        """`push` of a list."""
 
     def push(self, ids: Sequence[int] | TokenIds) -> str:
         """Take more output ids; returns the text that became certain, possibly ""."""
@@ -201,10 +203,10 @@ class OutputText:
         """
         if self._stopped:
             return TextDelta("", None, 0)
-        tokens = _as_list(ids)
+        tokens = ids if type(ids) is list else _as_list(ids)
         shown = tokens[:-1] if ends and not self._include_stop else tokens
         if self._matcher is None:
-            return TextDelta(self._detokenizer.push(shown), None, len(tokens))
+            return TextDelta(self._detokenizer.push_list(shown), None, len(tokens))
         released = []
         for place, token in enumerate(shown, start=1):
             self._num_tokens += 1

@@ -36,6 +36,7 @@ from pelton.quant.table import SCHEMES
 from pelton.runner.assemble import Assembled, assemble, attention_backend
 from pelton.runner.capture import Recorder
 from pelton.runner.heads.protocol import StepOutcome
+from pelton.runner.model_runner import ModelRunner
 from pelton.runner.self_test import TESTED_TOKENS, SelfTest
 from pelton.runner.synthetic import time_prompt, warm_up
 from pelton.weights.loader import load_weights
@@ -242,6 +243,10 @@ class Worker:
             length=prompt_len,
         )
         return MoveCosts(per_token=seconds / prompt_len, per_page=per_page, per_move=per_move)
+
+    @property
+    def runner(self) -> ModelRunner:
+        return self._assembled.runner
 
     @property
     def groups(self) -> tuple[KVGroup, ...]:

@@ -21,15 +21,19 @@ static int num_threads = 1;
 static int num_started = 1;
 static pthread_mutex_t call_lock = PTHREAD_MUTEX_INITIALIZER;
 
+/* A region's parts are claimed one by one, by whoever comes first. So the caller never waits for a
+   thread that has not begun, be it asleep or without a core, only for parts under way: when another
+   process takes a core, a region takes as much longer as there is less to run on.
+
+   claim: number of the region << 32 | parts << 16 | next part. Task and argument are written before
+   it, and stay while any claimed part has not ended. */
+static _Atomic uint64_t claim;
 static pelton_task current_task;
 static void *current_argument;
-static int current_parts;
-static _Atomic uint32_t epoch;      /* one more for every region */
-static _Atomic uint32_t num_left;   /* parts of the region that have not ended */
+static _Atomic uint32_t epoch;      /* one more for every region; what sleeping workers look at */
+static _Atomic uint32_t num_done;   /* parts of the region that have ended */
 static _Atomic uint32_t num_asleep; /* workers in futex_wait on epoch */
-static _Atomic uint32_t is_waiting; /* the caller is in futex_wait on num_left */
-
-static uint32_t first_epoch[MAX_THREADS]; /* that a worker takes for seen when it starts */
+static _Atomic uint32_t is_waiting; /* the caller is in futex_wait on num_done */
 
 static void *scratch_memory;
 static long scratch_bytes;
@@ -69,45 +73,56 @@ static int spin_while(_Atomic uint32_t *word, uint32_t value) {
     return 0;
 }
 
-static void *work(void *argument) {
-    int part = (int)(intptr_t)argument;
-    uint32_t seen = first_epoch[part];
+/* Runs parts of the region under way until all are claimed. */
+static void work_on(void) {
+    uint64_t seen = atomic_load(&claim);
     for (;;) {
+        uint32_t parts = seen >> 16 & 0xffff, part = seen & 0xffff;
+        if (part >= parts)
+            return;
+        if (!atomic_compare_exchange_weak(&claim, &seen, seen + 1))
+            continue;
+        current_task(current_argument, (int)part, (int)parts);
+        if (atomic_fetch_add(&num_done, 1) + 1 == parts && atomic_load(&is_waiting))
+            futex_wake(&num_done, 1);
+        seen = atomic_load(&claim);
+    }
+}
+
+static void *work(void *argument) {
+    (void)argument;
+    for (;;) {
+        uint32_t seen = atomic_load(&epoch);
+        work_on();
         if (!spin_while(&epoch, seen)) {
             atomic_fetch_add(&num_asleep, 1);
             while (atomic_load(&epoch) == seen)
                 futex_wait(&epoch, seen);
             atomic_fetch_sub(&num_asleep, 1);
         }
-        /* The caller waits for this part before it starts another region: one step at a time. */
-        seen++;
-        if (part < current_parts)
-            current_task(current_argument, part, current_parts);
-        if (atomic_fetch_sub(&num_left, 1) == 1 && atomic_load(&is_waiting))
-            futex_wake(&num_left, 1);
     }
     return NULL;
 }
 
 void pelton_run(pelton_task task, void *argument) {
-    if (num_started == 1) {
+    if (num_threads == 1) {
         task(argument, 0, 1);
         return;
     }
+    uint32_t parts = (uint32_t)num_threads, done;
     current_task = task;
     current_argument = argument;
-    current_parts = num_threads;
-    atomic_store(&num_left, (uint32_t)(num_started - 1));
+    atomic_store(&num_done, 0);
+    atomic_store(&claim, (uint64_t)(atomic_load(&epoch) + 1) << 32 | (uint64_t)parts << 16);
     atomic_fetch_add(&epoch, 1);
     if (atomic_load(&num_asleep))
         futex_wake(&epoch, INT_MAX);
-    task(argument, 0, num_threads);
-    uint32_t left;
-    while ((left = atomic_load(&num_left)) != 0) {
-        if (!spin_while(&num_left, left)) {
+    work_on();
+    while ((done = atomic_load(&num_done)) != parts) {
+        if (!spin_while(&num_done, done)) {
             atomic_store(&is_waiting, 1);
-            if ((left = atomic_load(&num_left)) != 0)
-                futex_wait(&num_left, left);
+            if ((done = atomic_load(&num_done)) != parts)
+                futex_wait(&num_done, done);
             atomic_store(&is_waiting, 0);
         }
     }
@@ -139,8 +154,7 @@ int pelton_set_num_threads(int count) {
     }
     while (num_started < count) {
         pthread_t thread;
-        first_epoch[num_started] = atomic_load(&epoch);
-        if (pthread_create(&thread, NULL, work, (void *)(intptr_t)num_started))
+        if (pthread_create(&thread, NULL, work, NULL))
             break;
         pthread_detach(thread);
         num_started++;

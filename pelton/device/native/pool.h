@@ -8,7 +8,8 @@ typedef void (*pelton_task)(void *argument, int part, int parts);
 void pelton_enter(void);
 void pelton_leave(void);
 
-/* Runs the parts of a region, part 0 on the caller, and returns when all have ended. */
+/* Runs the parts of a region, on the caller and on whatever threads come in time, and returns when
+   all have ended. */
 void pelton_run(pelton_task task, void *argument);
 
 /* Threads for all kernels from now on. Returns how many there are: fewer if the system gives no

@@ -104,8 +104,10 @@ class SampleHead:
 
     def is_plain(self, batch: InputBatch) -> bool:
         """Whether `launch_plain` of the step's shape does for this step."""
-        sampling = batch.slots_np[batch.num_logits_np > 0]
-        return not self._prompt_logprobs.is_asked and self._sampler.is_plain(sampling)
+        slots = batch.slots_np
+        if batch.num_logits < batch.num_rows:
+            slots = slots[batch.num_logits_np > 0]
+        return not self._prompt_logprobs.is_asked and self._sampler.is_plain(slots)
 
     def launch_plain(self, batch: InputBatch, hidden: torch.Tensor) -> None:
         """Queue what follows the layers, from the head's product to the rows' advance, for any step

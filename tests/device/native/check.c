@@ -1,7 +1,10 @@
 /* Products and attention over memory of exactly the right size, for the sanitizers. */
+#define _GNU_SOURCE
 #include <math.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "attention.h"
 #include "linear.h"
@@ -219,11 +222,32 @@ static int check_store(int is_half, int64_t t, int64_t dim, int64_t rotary_dim, 
     return failed;
 }
 
+static void note_caller(void *argument, int part, int parts) {
+    pthread_t *ran = argument;
+    (void)parts;
+    ran[part] = pthread_self();
+}
+
+/* A sleeping worker takes time to wake: in some of many regions the caller must have run its part,
+   rather than waited for it. Returns 1 if it never did. */
+static int check_late_worker(void) {
+    pelton_set_num_threads(2);
+    for (int i = 0; i < 500; i++) {
+        pthread_t ran[2];
+        usleep(500);
+        pelton_run(note_caller, ran);
+        if (pthread_equal(ran[0], ran[1]))
+            return 0;
+    }
+    printf("the caller waited for its worker each time\n");
+    return 1;
+}
+
 int main(void) {
     static const int64_t sizes[][3] = {{1, 1, 1},    {1, 33, 17},  {3, 64, 48}, {7, 31, 15},
                                        {8, 32, 16},  {9, 100, 40}, {17, 5, 3},  {33, 65, 50},
                                        {270, 40, 33}};
-    int failed = check_steps(), amx = pelton_request_amx();
+    int failed = check_steps() | check_late_worker(), amx = pelton_request_amx();
     for (int threads = 1; threads <= 3; threads++) {
         pelton_set_num_threads(threads);
         for (int flags = 0; flags < 4; flags++) {
