@@ -5,6 +5,10 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from pelton.config.env import let_openmp_threads_sleep
+
+let_openmp_threads_sleep()
+
 __version__ = "0.1.0"
 
 # Loaded on first use, so that `import pelton` and the command line stay free of torch.

@@ -41,7 +41,7 @@ from pelton.worker.facts import device_facts
 from pelton.worker.worker import Worker
 
 PARTS = ("schedule", "start", "finish", "output", "detokenize")
-_FIRST_TOKEN = 1000
+_FIRST_TOKEN = 100
 
 
 class _Nothing:
@@ -72,7 +72,7 @@ class IdleDevice(CPUDevice):
         if target.dim() == 2 and target.dtype == torch.int32:
             packed = target.numpy()
             packed[:] = 0
-            packed[:, 0] = _FIRST_TOKEN + next(self._tokens) % 1000
+            packed[:, 0] = _FIRST_TOKEN + next(self._tokens) % 100
             packed[:, -2] = 1
 
 
