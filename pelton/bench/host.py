@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -30,13 +30,13 @@ from pelton.config.engine import EngineArgs
 from pelton.config.params import SamplingParams
 from pelton.core.request import Request
 from pelton.device.cpu import CPUDevice
-from pelton.engine import answers
 from pelton.engine.loop import EngineLoop
 from pelton.engine.open_requests import OpenRequests
 from pelton.engine.prompts import load_tokenizer_of
 from pelton.errors import ConfigError
 from pelton.setup.check import check
 from pelton.setup.resolve import resolve
+from pelton.tokens.detokenizer import OutputText
 from pelton.worker.facts import device_facts
 from pelton.worker.worker import Worker
 
@@ -80,7 +80,7 @@ class _Clock:
     """Seconds of the step under way, by part."""
 
     def __init__(self) -> None:
-        self.seconds: Counter[str] = Counter()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
 
     def around(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any, **kwargs: Any) -> Any:
@@ -133,8 +133,8 @@ class _Engine:
         for row in range(num_rows):
             self.add(input_len + row % self.config.cache.block_size, output_len)
         found = []
-        push = answers.OutputText.push
-        answers.OutputText.push = self.clock.around("detokenize", push)  # type: ignore[method-assign]
+        push = OutputText.push
+        OutputText.push = self.clock.around("detokenize", push)  # type: ignore[method-assign]
         try:
             while self.opened:
                 self.clock.seconds.clear()
@@ -144,7 +144,7 @@ class _Engine:
                 if count == num_rows:
                     found.append(self._by_part(total))
         finally:
-            answers.OutputText.push = push  # type: ignore[method-assign]
+            OutputText.push = push  # type: ignore[method-assign]
         # The first one computed the prompts, the last one ended all requests.
         return found[1:-1]
 
