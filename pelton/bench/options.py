@@ -55,6 +55,30 @@ class LatencyOptions(BenchOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SuiteOptions:
+    """All figures that a device is measured by, beside those of others. Raises ConfigError for
+    values that measure nothing.
+
+    only: models, cases or model/case, with commas, instead of all.
+    budget: seconds for everything; models share it, and all cases are run once before any is run
+        again.
+    num_iters: runs of each case, as far as there is time; the suite's own number if left out.
+    json: file for everything measured, written anew after each run.
+    """
+
+    only: str | None = None
+    budget: float = 1800.0
+    num_iters: int | None = None
+    json: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.budget > 0:
+            raise ConfigError(f"budget must be above 0, got {self.budget}.")
+        if self.num_iters is not None and self.num_iters < 1:
+            raise ConfigError(f"num_iters must be at least 1, got {self.num_iters}.")
+
+
+@dataclass(frozen=True, kw_only=True)
 class SpeculationOptions(BenchOptions):
     """One answer with speculative_config and without, in turns.
 

@@ -60,13 +60,20 @@ def context(
     facts: Facts, ceilings: Ceilings, args: EngineArgs, config: EngineConfig, options: Any
 ) -> dict[str, Any]:
     """Under what circumstances something was measured, JSON-ready; `options` is the benchmark's."""
-    asked = dataclasses.asdict(args)
-    del asked[_SECRET]
     return {
         "command": command(),
         "machine": dataclasses.asdict(facts),
         "ceilings": dataclasses.asdict(ceilings),
         "options": dataclasses.asdict(options),
+        **engine_context(args, config),
+    }
+
+
+def engine_context(args: EngineArgs, config: EngineConfig) -> dict[str, Any]:
+    """What engine was measured, JSON-ready."""
+    asked = dataclasses.asdict(args)
+    del asked[_SECRET]
+    return {
         "engine_args": asked,
         "model": dataclasses.asdict(config.model),
         "dtype": config.dtype,

@@ -15,6 +15,7 @@ from pelton.bench.options import (
     OverheadOptions,
     ServingOptions,
     SpeculationOptions,
+    SuiteOptions,
     ThroughputOptions,
 )
 from pelton.cli.flags import Parser, add_fields, did_you_mean, field_names, given
@@ -24,6 +25,7 @@ from pelton.config.engine import EngineArgs
 # name -> (options, "module:function" of (EngineArgs, options), summary); the function of a server
 # that runs somewhere takes no EngineArgs.
 KINDS: dict[str, tuple[type[Any], str, str]] = {
+    "suite": (SuiteOptions, "pelton.bench.suite.run:run", "a device, beside what others reach"),
     "latency": (LatencyOptions, "pelton.bench.latency:run", "one batch: prefill and decode time"),
     "throughput": (ThroughputOptions, "pelton.bench.throughput:run", "many requests: tokens/s"),
     "speculation": (

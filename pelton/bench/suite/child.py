@@ -1,0 +1,150 @@
+"""One subject's process: an engine from nothing, then its cases in turns.
+
+    python -m pelton.bench.suite.child FD < request
+
+What happens is written as it happens, one JSON object a line, to the pipe FD: {"first_token": true}
+when the first token of a short request exists, {"context": ...}, {"case": name, "timing": [...]}
+for each run, {"case": name, "error": sentence}. So nothing measured is lost when a later case
+fails, or the time is up.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from pelton.bench import machine, measure, report
+from pelton.bench.shapes import with_shape
+from pelton.bench.suite.cases import Case, Timing
+from pelton.config.engine import EngineArgs, EngineConfig
+from pelton.core.plan import Int32Array
+from pelton.engine.llm import LLM
+
+_SPECIAL_IDS = 1000
+"""Ids below are often special; none is drawn from as many at the end either."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """args: of the engine. shape: a name from bench/shapes.py. deadline: of time.monotonic, which
+    all processes of a machine share."""
+
+    args: dict[str, Any]
+    shape: str | None
+    cases: list[Case]
+    iterations: int
+    deadline: float
+
+    @classmethod
+    def of(cls, text: str) -> Request:
+        values = json.loads(text)
+        values["cases"] = [Case(**case) for case in values["cases"]]
+        return cls(**values)
+
+    def text(self) -> str:
+        return json.dumps(dataclasses.asdict(self))
+
+
+class Prompts:
+    """Random ids, new ones for each run, so that nothing can be used again."""
+
+    def __init__(self, vocab_size: int, seed: int) -> None:
+        margin = min(_SPECIAL_IDS, vocab_size // 4)
+        self._low, self._high = margin, vocab_size - margin
+        self._generator = np.random.default_rng(abs(seed))
+
+    def draw(self, batch_size: int, input_len: int) -> Int32Array:
+        """[batch_size, input_len]"""
+        shape = (batch_size, input_len)
+        return self._generator.integers(self._low, self._high, shape, dtype=np.int32)
+
+
+def run_case(side: measure.Side, prompts: Prompts, case: Case) -> Timing:
+    """Seconds of one run. Raises EngineError if an answer is not whole."""
+    shape = (case.batch_size, case.input_len)
+    first = measure.timed_generate(side, prompts.draw(*shape), 1) if case.has_first else 0.0
+    return first, measure.timed_generate(side, prompts.draw(*shape), case.output_len)
+
+
+def warm_up(side: measure.Side, prompts: Prompts, case: Case) -> None:
+    """What the case's first run would otherwise be the first to do."""
+    if case.has_first or case.output_len > 1:
+        side.generate(prompts.draw(case.batch_size, min(case.input_len, 128)), 8)
+    else:
+        side.generate(prompts.draw(1, case.input_len), 1)
+
+
+class Rounds:
+    """Each case once, then each once more, as long as there is time: with little of it all cases
+    have a figure, and with much all have many. A run that would probably not end in time is not
+    begun; the first one of a case is begun while there is any."""
+
+    def __init__(self, cases: Sequence[Case], iterations: int, deadline: float) -> None:
+        self._cases = list(cases)
+        self._iterations = iterations
+        self._deadline = deadline
+        self._seconds: dict[str, float] = {}
+
+    def run(self, side: measure.Side, prompts: Prompts, write: _Writer) -> None:
+        for _ in range(self._iterations):
+            for case in list(self._cases):
+                begin = time.monotonic()
+                if begin + self._seconds.get(case.name, 0.0) > self._deadline:
+                    continue
+                try:
+                    if case.name not in self._seconds:
+                        warm_up(side, prompts, case)
+                        begin = time.monotonic()
+                    timing = run_case(side, prompts, case)
+                except Exception as error:
+                    self._cases.remove(case)
+                    write({"case": case.name, "error": f"{type(error).__name__}: {error}"})
+                    continue
+                self._seconds[case.name] = time.monotonic() - begin
+                write({"case": case.name, "timing": timing})
+
+
+class _Writer:
+    def __init__(self, fd: int) -> None:
+        self._file = os.fdopen(fd, "w", buffering=1, encoding="utf-8")
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        self._file.write(json.dumps(event) + "\n")
+
+
+def main(fd: int, text: str) -> None:
+    write = _Writer(fd)
+    request = Request.of(text)
+    args = with_shape(EngineArgs(**request.args), request.shape)
+    llm = LLM(**{field.name: getattr(args, field.name) for field in dataclasses.fields(args)})
+    write({"ready": True})
+    side = measure.EngineSide(llm)
+    config: EngineConfig = llm.config
+    prompts = Prompts(config.model.vocab_size, config.seed)
+    side.generate(prompts.draw(1, 128), 1)
+    write({"first_token": True})
+    device = machine.torch_device(config.device)
+    context = report.engine_context(args, config)
+    context["machine"] = dataclasses.asdict(machine.facts(device))
+    context["start_seconds"] = llm.start_times
+    write({"context": context})
+    Rounds(request.cases, request.iterations, request.deadline).run(side, prompts, write)
+    if request.cases:
+        ceilings = machine.measure_ceilings(device, getattr(torch, config.dtype))
+        write({"ceilings": dataclasses.asdict(ceilings)})
+    # Without an orderly end of everything: what was measured is written, and the next one waits.
+    sys.stderr.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.stdin.read())

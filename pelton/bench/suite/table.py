@@ -1,0 +1,98 @@
+"""The suite's rows: Pelton's figure beside the peer's, the floor and the goal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pelton.bench.suite.cases import Case, Subject, Timing
+from pelton.bench.suite.figures import EQUAL, PEERS, Figure
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """value: Pelton's, in `unit`; samples: one of each run. ratio: of speeds, Pelton / peer.
+    status: "met" | "missed" | "" (no goal), or why there is no value."""
+
+    subject: str
+    name: str
+    unit: str
+    status: str
+    value: float | None = None
+    samples: tuple[float, ...] = ()
+    peer: float | None = None
+    floor: float | None = None
+    goal: float | None = None
+    ratio: float | None = None
+
+
+def rows_of_case(subject: Subject, case: Case, timings: Sequence[Timing], why: str) -> list[Row]:
+    """why: the status where there are no timings."""
+    if not timings:
+        return [_row(subject, name, unit, None, [], why) for name, unit in case.rows()]
+    values = case.values(timings)
+    return [_row(subject, name, unit, *values[name], why="") for name, unit in case.rows()]
+
+
+def row_of_start(subject: Subject, name: str, seconds: float | None, why: str = "") -> Row:
+    samples = [] if seconds is None else [seconds]
+    return _row(subject, name, "s", seconds, samples, why)
+
+
+def _row(
+    subject: Subject, name: str, unit: str, value: float | None, samples: Sequence[float], why: str
+) -> Row:
+    peer = PEERS.get(subject.name)
+    figure = peer.figures.get(name) if peer else None
+    ratio = None
+    status = why
+    if value is not None and figure is not None:
+        ratio = _speed_ratio(value, figure.peer, unit)
+        status = "met" if _is_met(value, figure, unit) else "missed"
+    return Row(
+        subject=subject.name,
+        name=name,
+        unit=unit,
+        status=status,
+        value=value,
+        samples=tuple(samples),
+        peer=figure.peer if figure else None,
+        floor=(figure.floor or None) if figure else None,
+        goal=figure.goal if figure else None,
+        ratio=ratio,
+    )
+
+
+def _is_met(value: float, figure: Figure, unit: str) -> bool:
+    if figure.goal is None:
+        return _speed_ratio(value, figure.peer, unit) >= EQUAL
+    return _speed_ratio(value, figure.goal, unit) >= 1.0
+
+
+def _speed_ratio(value: float, other: float, unit: str) -> float:
+    """Above 1: `value` is the quicker of the two."""
+    return value / other if unit == "tokens/s" else other / value
+
+
+HEADER = (
+    f"{'':14}{'':12} {'unit':8} {'Pelton':>9} {'low':>9} {'high':>9} {'runs':>4} "
+    f"{'peer':>9} {'floor':>9} {'goal':>9} {'x peer':>7}"
+)
+
+
+def line(row: Row) -> str:
+    """For people. A goal of "=" is to be no slower than the peer."""
+    goal = "" if row.peer is None else "=" if row.goal is None else _number(row.goal)
+    low, high = (min(row.samples), max(row.samples)) if row.samples else (None, None)
+    ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
+    return (
+        f"{row.subject:14}{row.name:12} {row.unit:8} {_number(row.value):>9} {_number(low):>9} "
+        f"{_number(high):>9} {len(row.samples):4} {_number(row.peer):>9} {_number(row.floor):>9} "
+        f"{goal:>9} {ratio:>7}  {row.status}"
+    )
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.0f}" if value >= 1000 else f"{value:.2f}"
