@@ -11,6 +11,7 @@ import dataclasses
 import json
 import os
 import selectors
+import signal
 import subprocess
 import sys
 import tempfile
@@ -45,6 +46,8 @@ def run(args: EngineArgs, options: SuiteOptions) -> None:
     subjects = chosen(args.device.partition(":")[0], options.only)
     deadline = time.monotonic() + options.budget
     result = Result(options.json)
+    # So that what is measured is told, and no process is left behind, whoever ends this one.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     print(HEADER, flush=True)
     for index, (subject, has_start) in enumerate(subjects):
         now = time.monotonic()
@@ -129,11 +132,13 @@ class _Run:
             cold = self._start(env)
             if subject.start == "first token":
                 self._add_start("start_cold", cold)
+        if not subject.cases and not has_start:
+            return
         timings: dict[str, list[Timing]] = {case.name: [] for case in subject.cases}
         errors: dict[str, str] = {}
         fault = _NO_TIME
-        is_ready = False
-        if subject.cases or has_start:
+        is_ready = not has_start
+        try:
             for seconds, event in self._events(list(subject.cases), env):
                 if "timing" in event:
                     timings[event["case"]].append((event["timing"][0], event["timing"][1]))
@@ -142,19 +147,20 @@ class _Run:
                     errors[event["case"]] = event["error"]
                 elif "fault" in event:
                     fault = event["fault"]
-                elif self._ends_start(event) and has_start:
+                elif self._ends_start(event) and not is_ready:
                     is_ready = True
                     self._add_start("start_warm", seconds)
                 elif "context" in event:
                     self._result.note(subject.name, **event["context"])
                 elif "ceilings" in event:
                     self._result.note(subject.name, **event)
-        if has_start and not is_ready:
-            self._add_start("start_warm", None, fault)
-        for case in subject.cases:
-            why = errors.get(case.name, fault)
-            found = timings[case.name]
-            self._result.add(subject.name, rows_of_case(subject, case, found, why))
+        finally:
+            if not is_ready:
+                self._add_start("start_warm", None, fault)
+            for case in subject.cases:
+                why = errors.get(case.name, fault)
+                found = timings[case.name]
+                self._result.add(subject.name, rows_of_case(subject, case, found, why))
 
     def _ends_start(self, event: dict[str, Any]) -> bool:
         return self._subject.start.replace(" ", "_") in event
