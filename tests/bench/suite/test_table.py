@@ -24,7 +24,7 @@ def figures(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "ratio", "status"), [(0.002, 2.0, "met"), (0.00201, 1.99, "missed")]
+    ("seconds", "ratio", "status"), [(0.00199, 2.01, "met"), (0.00201, 1.99, "missed")]
 )
 def test_time_against_a_goal(seconds, ratio, status):
     (row,) = rows_of_case(SUBJECT, DECODE, [(1.0, 1.0 + seconds)], "")
