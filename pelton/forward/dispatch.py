@@ -40,7 +40,7 @@ class Ladder:
         tokens = _next(self.graphs.token_sizes, live.num_tokens)
         if tokens is None or tokens > self.max_tokens:
             return None
-        rows = next(rows for rows in self._mixed_rows() if rows >= live.num_rows)
+        rows = next(rows for rows in self._mixed_rows(tokens) if rows >= live.num_rows)
         return self._mixed(tokens, rows)
 
     def shapes(self) -> Iterator[Descriptor]:
@@ -51,7 +51,7 @@ class Ladder:
                     yield self._uniform(rows, query_len)
         for tokens in self.graphs.token_sizes:
             if tokens <= self.max_tokens:
-                yield from (self._mixed(tokens, rows) for rows in self._mixed_rows())
+                yield from (self._mixed(tokens, rows) for rows in self._mixed_rows(tokens))
 
     def _rows(self, num_rows: int) -> int | None:
         if self.graphs.every_decode_size:
@@ -59,8 +59,9 @@ class Ladder:
         rows = _next(self.graphs.decode_sizes, num_rows)
         return None if rows is None or rows > self.max_rows else rows
 
-    def _mixed_rows(self) -> tuple[int, ...]:
-        return (FEW_ROWS, self.max_rows) if self.max_rows > FEW_ROWS else (self.max_rows,)
+    def _mixed_rows(self, tokens: int) -> tuple[int, ...]:
+        most = min(self.max_rows, tokens)  # every row has a token
+        return (FEW_ROWS, most) if most > FEW_ROWS else (most,)
 
     def _uniform(self, rows: int, query_len: int) -> Descriptor:
         return Descriptor(

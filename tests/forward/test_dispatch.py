@@ -52,6 +52,9 @@ def test_sizes():
     assert found is not None
     assert (found.num_rows, found.num_tokens) == (20, 64)
     assert ladder().choose(live([65])) is None
+    found = ladder().choose(live([1] * 8 + [2]))
+    assert found is not None
+    assert (found.num_rows, found.num_tokens) == (16, 16), "no more rows than tokens"
 
 
 def test_a_class_has_a_ladder_of_its_own():
