@@ -31,6 +31,7 @@ def open_session(args: EngineArgs, options: BenchOptions) -> Session:
     report.check_writable(options.json)
     args = with_shape(args, options.model_shape)
     llm = LLM(**{field.name: getattr(args, field.name) for field in dataclasses.fields(args)})
+    llm.settle()
     config: EngineConfig = llm.config
     sides: list[measure.Side] = [measure.EngineSide(llm)]
     if options.baseline:

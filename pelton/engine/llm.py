@@ -202,6 +202,12 @@ class LLM:
         """Gauges of now, and counts since the start."""
         return self._loop.scheduler.stats
 
+    def settle(self) -> None:
+        """Do now what would be done bit by bit between the first steps: for measurements."""
+        with self._lock:
+            while self._loop.idle():
+                pass
+
     def close(self) -> None:
         """Wait for the device and let go of it; no request is taken after that."""
         with self._lock:
