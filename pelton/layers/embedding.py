@@ -14,6 +14,7 @@ from pelton.ops.product import ProductSignature
 from pelton.ops.registry import bind
 from pelton.ops.step_kernels import step_kernel
 from pelton.ops.take_block_rows import cpu as take_block_rows
+from pelton.ops.take_packed_rows import cpu as take_packed_rows
 
 
 def vocab_parameter(build: BuildContext, vocab_size: int, hidden_size: int) -> Parameter:
@@ -38,6 +39,13 @@ class Embedding:
         if self.weight.blocks is not None:
             rows = take_block_rows.bind(self.weight.blocks)
             self._take_rows = lambda _, ids, out: rows(ids, out)
+
+    def share_packed(self) -> None:
+        """The head's packed copy of the weight serves here, too, and the weight goes."""
+        if self._size == 1 and self.weight.blocks is None:
+            rows = take_packed_rows.bind(self.weight.tensor)
+            self._take_rows = lambda _, ids, out: rows(ids, out)
+            self.weight.tensor = self.weight.tensor.new_empty(0)
 
     def run(self, ids: torch.Tensor, out: torch.Tensor, communicator: Communicator) -> None:
         if self._size == 1:
@@ -83,7 +91,8 @@ class Head:
             weight=self.weight.weight,
             norm_weight=self.norm.tensor,
         )
-        if not (self.is_tied or self._product.keeps_weight):
+        self.keeps_weight = self._product.keeps_weight
+        if not (self.is_tied or self.keeps_weight):
             self.weight.tensor = self.weight.tensor.new_empty(0)
 
     def run(self, x: torch.Tensor, out: torch.Tensor) -> None:

@@ -99,6 +99,8 @@ class Decoder:
             norm_weight=self.output.norm.tensor,
         )
         self.output.bind()
+        if self.output.is_tied and not (self._draw.keeps_weight or self.output.keeps_weight):
+            self.embedding.share_packed()
 
     def kv_layers(self, block_size: int) -> list[LayerKV]:
         return [layer.mixer.kv_spec(block_size) for layer in self.layers]

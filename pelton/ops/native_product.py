@@ -15,7 +15,7 @@ from pelton.ops.product import NO_BLOCKS, ProductSignature
 DTYPES = {torch.bfloat16: 0, torch.float32: 1}
 _ACTIVATIONS = {None: 0, "silu_mul": 1, "gelu_tanh_mul": 2}
 _LANES = 16
-_K_UNIT = 32
+K_UNIT = 32
 STORE, ADD = 0, 1
 
 Product = Callable[[torch.Tensor, torch.Tensor], None]
@@ -55,7 +55,7 @@ def packed(weight: torch.Tensor) -> torch.Tensor:
 def _pack(weight: torch.Tensor) -> torch.Tensor:
     found = loaded()
     num_features, num_columns = weight.shape
-    size = -(-num_features // _LANES) * _LANES * -(-num_columns // _K_UNIT) * _K_UNIT
+    size = -(-num_features // _LANES) * _LANES * -(-num_columns // K_UNIT) * K_UNIT
     # Where a line begins decides how many cache lines it touches.
     memory = torch.empty(size + 32, dtype=weight.dtype)
     shift = -memory.data_ptr() % 64 // weight.element_size()

@@ -14,6 +14,7 @@ from support.tiny import (
     tiny_llama,
 )
 
+from pelton.device.native.library import library
 from pelton.layers.rope import inverse_frequencies
 
 LLAMA3 = {
@@ -70,3 +71,11 @@ def test_llama3_frequencies_equal_transformers():
     expected, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
     actual = inverse_frequencies(make_config(folder).model.rope)
     torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+
+
+@pytest.mark.skipif(library() is None, reason="no library of CPU kernels")
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_a_tied_weight_is_in_memory_once(is_tied):
+    model = TinyEngine(tiny_llama(tie_word_embeddings=is_tied)).worker.model
+    assert model.embedding.weight.tensor.numel() == (0 if is_tied else 1000 * 48)
+    assert model.output.weight.tensor.numel() == 0

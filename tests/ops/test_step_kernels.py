@@ -8,6 +8,7 @@ from support.steps import check_no_verification_rows, check_staged_write, check_
 
 from pelton.device.native.library import library
 from pelton.ops.step_kernels import step_kernel
+from pelton.ops.take_packed_rows import cpu as take_packed_rows
 
 needs_library = pytest.mark.skipif(library() is None, reason="no library of CPU kernels")
 
@@ -65,3 +66,15 @@ def test_without_a_library_the_reference_serves(monkeypatch):
     from pelton.ops.verify import verify
 
     assert step_kernel("verify", "cpu") is verify
+
+
+@needs_library
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_rows_are_taken_from_what_products_read(dtype):
+    for num_rows, width in ((40, 33), (16, 64), (5, 1)):
+        weight = torch.randn(num_rows, width).to(dtype)
+        index = torch.randint(0, num_rows, (9,), dtype=torch.int32)
+        out = torch.full((9, width + 2), torch.nan, dtype=dtype)
+        take_packed_rows.bind(weight.clone())(index, out[:, :width])
+        assert torch.equal(out[:, :width], weight[index.long()])
+        assert out[:, width:].isnan().all()

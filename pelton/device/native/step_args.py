@@ -51,6 +51,10 @@ class TakeRowsArgs(ctypes.Structure):
     )
 
 
+class TakePackedRowsArgs(ctypes.Structure):
+    _fields_ = _fields("packed index out", "num_rows num_columns columns_pad out_stride is_bf16")
+
+
 class StagedWriteArgs(ctypes.Structure):
     _fields_ = _fields("arena writes", "num_writes")
 
@@ -76,6 +80,7 @@ ARGUMENTS: dict[str, type[ctypes.Structure]] = {
     "pelton_advance": AdvanceArgs,
     "pelton_verify": VerifyArgs,
     "pelton_take_rows": TakeRowsArgs,
+    "pelton_take_packed_rows": TakePackedRowsArgs,
     "pelton_staged_write": StagedWriteArgs,
     "pelton_zero_blocks": ZeroBlocksArgs,
     "pelton_store_qkv": StoreQKVArgs,

@@ -142,6 +142,27 @@ int pelton_take_rows(const take_rows_args *a) {
     return 0;
 }
 
+int pelton_take_packed_rows(const take_packed_rows_args *a) {
+    enum { PANEL = 16 };
+    for (int64_t row = 0; row < a->num_rows; row++) {
+        int64_t panel = a->index[row] / PANEL, lane = a->index[row] % PANEL, k = a->num_columns;
+        if (a->is_bf16) { /* a word holds two columns of a row */
+            const uint32_t *from = (const uint32_t *)a->packed + panel * a->columns_pad / 2 * PANEL + lane;
+            uint16_t *to = (uint16_t *)a->out + row * a->out_stride;
+            for (int64_t pair = 0; pair < k / 2; pair++)
+                memcpy(to + 2 * pair, from + pair * PANEL, sizeof *from);
+            if (k % 2)
+                memcpy(to + k - 1, from + k / 2 * PANEL, sizeof *to);
+        } else {
+            const float *from = (const float *)a->packed + panel * a->columns_pad * PANEL + lane;
+            float *to = (float *)a->out + row * a->out_stride;
+            for (int64_t column = 0; column < k; column++)
+                to[column] = from[column * PANEL];
+        }
+    }
+    return 0;
+}
+
 int pelton_staged_write(const staged_write_args *a) {
     const int32_t *targets = a->writes, *cu_lens = targets + a->num_writes;
     const int32_t *contents = cu_lens + a->num_writes + 1;

@@ -51,6 +51,14 @@ typedef struct {
     int64_t row_bytes, table_stride, out_stride, num_rows, index_is_int64;
 } take_rows_args;
 
+/* Rows of a weight as linear.c packs it: panels of 16 rows. */
+typedef struct {
+    const void *packed;
+    const int32_t *index; /* [num_rows] */
+    void *out;            /* [num_rows, num_columns] */
+    int64_t num_rows, num_columns, columns_pad, out_stride, is_bf16;
+} take_packed_rows_args;
+
 typedef struct {
     int32_t *arena;
     const int32_t *writes;
@@ -68,6 +76,7 @@ int pelton_build_inputs(const build_inputs_args *args);
 int pelton_advance(const advance_args *args);
 int pelton_verify(const verify_args *args);
 int pelton_take_rows(const take_rows_args *args);
+int pelton_take_packed_rows(const take_packed_rows_args *args);
 int pelton_staged_write(const staged_write_args *args);
 int pelton_zero_blocks(const zero_blocks_args *args);
 
