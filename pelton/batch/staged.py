@@ -38,6 +38,7 @@ class StagedTensor:
         self._staging = staging
         self._offset = offset
         self._words_per_row = shape[1] * _WORDS[dtype]
+        self._numpy_dtype = np.dtype(_NUMPY[dtype])
 
     @property
     def tensor(self) -> torch.Tensor:
@@ -49,10 +50,13 @@ class StagedTensor:
 
         Raises IntegrityError where that leaves the row, or where an integer table cannot hold it.
         """
-        given = np.asarray(values)
-        array = np.ascontiguousarray(given, dtype=_NUMPY[self.dtype])
-        if array.dtype.kind == "i" and array.dtype != given.dtype and np.any(array != given):
-            raise IntegrityError(f"{self.name} is {self.dtype} and cannot hold {given}")
+        if isinstance(values, np.ndarray) and values.dtype == self._numpy_dtype:
+            array = np.ascontiguousarray(values)
+        else:
+            given = np.asarray(values)
+            array = np.ascontiguousarray(given, dtype=self._numpy_dtype)
+            if array.dtype.kind == "i" and array.dtype != given.dtype and np.any(array != given):
+                raise IntegrityError(f"{self.name} is {self.dtype} and cannot hold {given}")
         if start < 0 or start + len(array) > self.shape[1] or not 0 <= row < self.shape[0]:
             raise IntegrityError(
                 f"staged write to {self.name}[{row}, {start}:{start + len(array)}] leaves "

@@ -95,6 +95,10 @@ def field_names(kind: type) -> list[str]:
     return [field.name for field in dataclasses.fields(kind)]
 
 
+# Further names of fields' flags.
+_SHORTER = {"num_threads": ("--threads",)}
+
+
 def add_fields(
     parser: Parser,
     title: str,
@@ -120,6 +124,7 @@ def add_fields(
             text = f"{text} (default: {default})".strip()
         group.add_argument(
             "--" + name.replace("_", "-"),
+            *_SHORTER.get(name, ()),
             dest=name,
             default=argparse.SUPPRESS,
             help=text,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -67,6 +68,34 @@ def _as_list(ids: Sequence[int] | TokenIds) -> Sequence[int]:
     return ids.tolist() if isinstance(ids, np.ndarray) else ids
 
 
+class _WholeTexts(dict[int, str | None]):
+    """Token id -> its text, or None where its bytes are no whole characters; made on demand."""
+
+    def __init__(self, pieces: Mapping[int, bytes]) -> None:
+        super().__init__()
+        self._pieces = pieces
+
+    def __missing__(self, token: int) -> str | None:
+        try:
+            text = self._pieces[token].decode("utf-8")
+        except UnicodeDecodeError:
+            text = None
+        self[token] = text
+        return text
+
+
+_TEXTS: WeakKeyDictionary[Tokenizer, dict[bool, _WholeTexts]] = WeakKeyDictionary()
+
+
+def _whole_texts(tokenizer: Tokenizer, skip_special_tokens: bool) -> _WholeTexts:
+    """One for all answers."""
+    of_tokenizer = _TEXTS.setdefault(tokenizer, {})
+    if skip_special_tokens not in of_tokenizer:
+        pieces = tokenizer.pieces(skip_special_tokens=skip_special_tokens)
+        of_tokenizer[skip_special_tokens] = _WholeTexts(pieces)
+    return of_tokenizer[skip_special_tokens]
+
+
 class _ByteStream:
     """Exact path for byte-level tokens: their bytes through an incremental UTF-8 decoder."""
 
@@ -74,18 +103,20 @@ class _ByteStream:
         self, tokenizer: Tokenizer, context: Sequence[int], skip_special_tokens: bool
     ) -> None:
         self._pieces = tokenizer.pieces(skip_special_tokens=skip_special_tokens)
+        self._texts = _whole_texts(tokenizer, skip_special_tokens)
         self._decoder = _new_utf8_decoder("replace")
         # The prompt's own bytes show whatever a user writes, so special tokens count there.
         every = tokenizer.pieces(skip_special_tokens=False)
         self._decoder.decode(b"".join([every[token] for token in context]))
-        self._prompt_holds_half = bool(self._decoder.getstate()[0])
+        self._prompt_holds_half = self._holds_half = bool(self._decoder.getstate()[0])
 
     def push(self, ids: Sequence[int]) -> str:
-        pieces = self._pieces
-        if len(ids) == 1:
-            text = self._decoder.decode(pieces[ids[0]])
-        else:
-            text = self._decoder.decode(b"".join([pieces[token] for token in ids]))
+        if not self._holds_half and len(ids) == 1:
+            whole = self._texts[ids[0]]
+            if whole is not None:
+                return whole
+        text = self._decoder.decode(b"".join([self._pieces[token] for token in ids]))
+        self._holds_half = bool(self._decoder.getstate()[0])
         return self._without_prompt(text) if self._prompt_holds_half else text
 
     def finish(self) -> str:

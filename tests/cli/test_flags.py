@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pelton.cli.flags import Parser, add_fields, field_names, given
+from pelton.config.engine import EngineArgs
 
 
 @dataclass(kw_only=True)
@@ -109,3 +110,10 @@ def test_help_comes_from_the_docstring(capsys: pytest.CaptureFixture[str]) -> No
     assert "--max-len N the longest thing, at 100% of its length." in text
     assert text.count("a side. (default:") == 2
     assert "(default: 0.5)" in text
+
+
+def test_threads_has_a_shorter_name():
+    parser = Parser(prog="x")
+    add_fields(parser, "engine", EngineArgs, ["num_threads"])
+    for flag in ("--threads", "--num-threads"):
+        assert given(parser.parse([flag, "3"]), ["num_threads"]) == {"num_threads": 3}
