@@ -9,7 +9,7 @@ machine measures the same.
     start        the step described, staged and launched, recorded steps as one replay
     finish       the result's way to the host, and the staging slot's fence
     output       the result read, tokens booked, requests ended
-    detokenize   text of the new tokens, stop strings
+    detokenize   text of the new tokens: what steps with it take more than those without
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ from pelton.engine.prompts import load_tokenizer_of
 from pelton.errors import ConfigError
 from pelton.setup.check import check
 from pelton.setup.resolve import resolve
-from pelton.tokens.detokenizer import OutputText
 from pelton.worker.facts import device_facts
 from pelton.worker.worker import Worker
 
@@ -110,8 +109,10 @@ class _Engine:
         vars(worker.runner)["finish"] = clock.around("finish", worker.runner.finish)
         self._ids = itertools.count()
 
-    def add(self, prompt_len: int, output_len: int) -> None:
-        params = SamplingParams(temperature=0.0, max_tokens=output_len, ignore_eos=True)
+    def add(self, prompt_len: int, output_len: int, *, detokenize: bool) -> None:
+        params = SamplingParams(
+            temperature=0.0, max_tokens=output_len, ignore_eos=True, detokenize=detokenize
+        )
         name = f"host-{next(self._ids)}"
         prompt = np.full(prompt_len, _FIRST_TOKEN, np.int32)
         self.opened.open(Request(name, prompt, params, eos_token_ids=(), seed=0), None)
@@ -124,36 +125,32 @@ class _Engine:
         return len(updates)
 
     def decode_steps(
-        self, num_rows: int, input_len: int, output_len: int
+        self, num_rows: int, input_len: int, output_len: int, *, detokenize: bool = True
     ) -> list[dict[str, float]]:
         """Microseconds by part of each step in which all rows decode.
 
         Prompts differ in length, so that new blocks do not come to all rows at once.
         """
         for row in range(num_rows):
-            self.add(input_len + row % self.config.cache.block_size, output_len)
+            length = input_len + row % self.config.cache.block_size
+            self.add(length, output_len, detokenize=detokenize)
         found = []
-        push = OutputText.push
-        OutputText.push = self.clock.around("detokenize", push)  # type: ignore[method-assign]
-        try:
-            while self.opened:
-                self.clock.seconds.clear()
-                started = time.thread_time()
-                count = self.step()
-                total = time.thread_time() - started
-                if count == num_rows:
-                    found.append(self._by_part(total))
-        finally:
-            OutputText.push = push  # type: ignore[method-assign]
+        while self.opened:
+            self.clock.seconds.clear()
+            started = time.thread_time()
+            count = self.step()
+            total = time.thread_time() - started
+            if count == num_rows:
+                found.append(self._by_part(total))
         # The first one computed the prompts, the last one ended all requests.
         return found[1:-1]
 
     def _by_part(self, total: float) -> dict[str, float]:
         seconds = self.clock.seconds
-        parts = {name: seconds[name] for name in ("schedule", "finish", "detokenize")}
+        parts = {name: seconds[name] for name in ("schedule", "finish")}
         parts["start"] = seconds["execute"] - seconds["finish"]
         parts["output"] = total - sum(parts.values())
-        return {name: parts[name] * 1e6 for name in PARTS} | {"step": total * 1e6}
+        return {name: value * 1e6 for name, value in parts.items()} | {"step": total * 1e6}
 
 
 def run(args: EngineArgs, options: HostOptions) -> None:
@@ -187,17 +184,20 @@ def run(args: EngineArgs, options: HostOptions) -> None:
     print(f"machine   {cpu}\ncommand   {result['command']}\nmicroseconds of a decode step, median")
     print(f"{'rows':>6}" + "".join(f"{name:>12}" for name in (*PARTS, "step", "p99")))
     for num_rows in sizes:
-        steps: list[dict[str, float]] = []
+        silent: list[dict[str, float]] = []
+        spoken: list[float] = []
         for iteration in range(options.num_iters_warmup + options.num_iters):
-            found = engine.decode_steps(num_rows, options.input_len, options.output_len)
+            shape = num_rows, options.input_len, options.output_len
+            without = engine.decode_steps(*shape, detokenize=False)
+            whole = engine.decode_steps(*shape)
             if iteration >= options.num_iters_warmup:
-                steps += found
-        summaries = {
-            name: report.Summary.of([step[name] for step in steps]) for name in (*PARTS, "step")
-        }
-        result["rows"][num_rows] = {
-            name: dataclasses.asdict(summary) for name, summary in summaries.items()
-        }
-        line = [summaries[name].median for name in (*PARTS, "step")] + [summaries["step"].p99]
+                silent += without
+                spoken += [step["step"] for step in whole]
+        parts = {name: float(np.median([step[name] for step in silent])) for name in PARTS[:-1]}
+        total = report.Summary.of(spoken)
+        # A clock around each row's text would cost a tenth of it.
+        parts["detokenize"] = total.median - float(np.median([one["step"] for one in silent]))
+        result["rows"][num_rows] = parts | {"step": dataclasses.asdict(total)}
+        line = [*(parts[name] for name in PARTS), total.median, total.p99]
         print(f"{num_rows:>6}" + "".join(f"{value:12.1f}" for value in line))
     report.write_json(options.json, result)

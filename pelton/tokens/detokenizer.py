@@ -216,6 +216,8 @@ class OutputText:
             tokenizer, prompt_ids, skip_special_tokens=skip_special_tokens
         )
         self._matcher = StopMatcher(stop, include_stop=include_stop) if stop else None
+        self.push_plain = self._detokenizer.push_list if self._matcher is None else None
+        """`push` of a list that ends nothing, where there are no stop strings: just the text."""
         self._include_stop = include_stop
         self._min_tokens = min_tokens
         self._num_tokens = 0
@@ -234,10 +236,10 @@ class OutputText:
         """
         if self._stopped:
             return TextDelta("", None, 0)
-        tokens = ids if type(ids) is list else _as_list(ids)
+        tokens = _as_list(ids)
         shown = tokens[:-1] if ends and not self._include_stop else tokens
         if self._matcher is None:
-            return TextDelta(self._detokenizer.push_list(shown), None, len(tokens))
+            return TextDelta(self._detokenizer.push(shown), None, len(tokens))
         released = []
         for place, token in enumerate(shown, start=1):
             self._num_tokens += 1

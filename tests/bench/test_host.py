@@ -20,10 +20,9 @@ def test_every_part_of_every_step_is_told(tmp_path, capsys):
     result = json.loads(path.read_text())
     assert list(result["rows"]) == ["1", "5"]
     for found in result["rows"].values():
-        parts = [found[name]["low"] for name in host.PARTS]
-        assert all(value >= 0 for value in parts)
-        assert sum(parts) <= found["step"]["high"]
-        assert found["schedule"]["median"] > 0 < found["start"]["median"]
+        assert all(found[name] > 0 for name in host.PARTS[:-1])
+        # Text is a difference, and there is little of it.
+        assert sum(found[name] for name in host.PARTS) <= 2 * found["step"]["high"]
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[-3:-1]] == ["1", "5"]
 
