@@ -50,8 +50,9 @@
 #define FOR_ROWS(form, CASE) CASE(form, 2) CASE(form, 1)
 #endif
 #define AMX_MIN_ROWS 32
-/* Bytes of a weight that lie as bfloat16 at one time, between the caches' second and third level. */
-#define DENSE_BYTES (4 * 1024 * 1024)
+/* Bytes of a weight that lie as bfloat16 at one time: what the second-level cache holds, or, where
+   many rows make the weight's way short beside theirs, more. */
+#define DENSE_BYTES(num_rows) ((num_rows) <= 128 ? 1024 * 1024 : 4 * 1024 * 1024)
 #define PREFETCH_LINES 24
 /* Rows of x that each thread had better quantise for itself than wait for the others. */
 #define ROWS_PER_PART 8
@@ -662,26 +663,37 @@ static void multiply_part(void *argument, int part, int parts) {
 
 /* Two bfloat16 in each lane: of `first` the low one. */
 INLINE v16u pairs_of(v16f first, v16f second) {
-    v16u low = __builtin_convertvector(to_bf16(first), v16u);
-    return low | __builtin_convertvector(to_bf16(second), v16u) << 16;
+    __m512i turns = (__m512i)((v16u){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} * 0x10001 +
+                              0x100000);
+    __m512bh both = _mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
+    return (v16u)_mm512_permutexvar_epi16(turns, (__m512i)both);
+}
+
+/* 256 + a code of `bits` bits that begins at bit `at` of each lane: as the fraction of a float. */
+INLINE v16f code_above_256(int bits, v16u lanes, int at) {
+    v16u code = at < 15 ? lanes << (15 - at) : lanes >> (at - 15);
+    return (v16f)((code & ((1u << bits) - 1) << 15) | 0x43800000);
 }
 
 /* A panel as linear.c wants it: [k / 2][16 features][2 columns]. */
 INLINE void dense_panel(int form, const uint8_t *panel, int64_t num_blocks, v16u *to) {
     const uint8_t *codes = panel + codes_start(form, num_blocks);
     for (int64_t block = 0; block < num_blocks; block++, codes += code_bytes(form), to += LANES) {
-        v16f scales[2], minimum;
+        const v16u *lines = (const v16u *)codes;
+        v16f scales[2], starts[2], minimum;
         load_scales(form, panel, block, &scales[0], &scales[1], &minimum);
-        v16f starts[2] = {minimum - scales[0] * (float)offset_of(form),
-                          minimum - scales[1] * (float)offset_of(form)};
+        for (int half = 0; half < 2; half++)
+            starts[half] = minimum - scales[half] * (float)(256 + offset_of(form));
 #pragma GCC unroll 4
         for (int i = 0; i < 4; i++) {
-            v16u lines[2];
-            load_codes(form, (const v16u *)codes, i, &lines[0], &lines[1]);
+            v16u bytes[2] = {lines[i], lines[i]};
+            if (bits_of(form) != 4)
+                load_codes(form, lines, i, &bytes[0], &bytes[1]);
             for (int half = 0; half < 2; half++) {
                 v16f numbers[4];
                 for (int column = 0; column < 4; column++) {
-                    v16f code = __builtin_convertvector((v16i)(lines[half] >> 8 * column & 255), v16f);
+                    int bits = bits_of(form), at = 8 * column + (bits == 4 ? 4 * half : 0);
+                    v16f code = code_above_256(bits, bytes[half], at);
                     numbers[column] = fused(code, scales[half], starts[half]);
                 }
                 to[half * 8 + 2 * i] = pairs_of(numbers[0], numbers[1]);
@@ -691,29 +703,33 @@ INLINE void dense_panel(int form, const uint8_t *panel, int64_t num_blocks, v16u
     }
 }
 
+static void dense_one(const job *j, int64_t panel, int64_t place) {
+    int form;
+    const uint8_t *from = panel_of(j->args, panel, &form);
+    v16u *to = (v16u *)(j->dense + place * LANES * j->args->linear.num_columns);
+#define CASE(f) case f: dense_panel(f, from, j->num_blocks, to); break;
+    FOR_FORM(form, CASE)
+#undef CASE
+}
+
+/* By pairs, so that mostly the part that multiplies a panel has just made it. */
 static void dense_part(void *argument, int part, int parts) {
     const job *j = argument;
-    const linear_args *a = &j->args->linear;
-    int64_t width = j->last_pair - j->first_pair, start = 2 * j->first_pair;
-    int64_t num_panels = 2 * width < j->num_panels - start ? 2 * width : j->num_panels - start;
-    if (a->activation != NO_ACTIVATION)
-        num_panels = 2 * width;
+    int is_gated = j->args->linear.activation != NO_ACTIVATION;
+    int64_t width = j->last_pair - j->first_pair;
     long first, last;
-    pelton_share(num_panels, part, parts, &first, &last);
+    pelton_share(width, part, parts, &first, &last);
     for (long i = first; i < last; i++) {
-        int64_t panel = start + i;
-        if (a->activation != NO_ACTIVATION)
-            panel = i < width ? j->first_pair + i : j->num_panels / 2 + j->first_pair + i - width;
-        int form;
-        const uint8_t *from = panel_of(j->args, panel, &form);
-        v16u *to = (v16u *)(j->dense + i * LANES * a->num_columns);
-#define CASE(f) case f: dense_panel(f, from, j->num_blocks, to); break;
-        FOR_FORM(form, CASE)
-#undef CASE
+        int64_t pair = j->first_pair + i;
+        int64_t left = is_gated ? pair : 2 * pair;
+        int64_t right = is_gated ? pair + j->num_panels / 2 : 2 * pair + 1;
+        dense_one(j, left, is_gated ? i : 2 * i);
+        if (right < j->num_panels)
+            dense_one(j, right, is_gated ? width + i : 2 * i + 1);
     }
 }
 
-/* So many pairs of panels at a time as DENSE_BYTES hold; behind them, their bias. */
+/* So many pairs of panels at a time as DENSE_BYTES say; behind them, their bias. */
 static int run_many(job *j) {
     static char *memory;
     static int64_t memory_bytes;
@@ -721,7 +737,7 @@ static int run_many(job *j) {
     int is_gated = a->activation != NO_ACTIVATION;
     int64_t dense_bytes = 2 * LANES * a->num_columns * (int64_t)sizeof(bf16);
     int64_t bias_bytes = 2 * LANES * (int64_t)sizeof(float);
-    int64_t at_once = DENSE_BYTES / dense_bytes;
+    int64_t at_once = DENSE_BYTES(a->num_rows) / dense_bytes;
     at_once = at_once < 1 ? 1 : at_once > j->num_pairs ? j->num_pairs : at_once;
     if (memory_bytes < at_once * (dense_bytes + bias_bytes)) {
         free(memory);
