@@ -9,7 +9,7 @@ import torch
 
 from pelton.config.engine import EngineConfig
 from pelton.device.protocol import Device, Event
-from pelton.ops.store_drafts import store_drafts
+from pelton.ops.step_kernels import step_kernel
 from pelton.speculation.protocol import SampledStep, Speculator
 from pelton.speculation.table import SPECULATORS
 
@@ -39,6 +39,7 @@ class DraftStore:
 
     def __init__(self, device: Device, speculator: Speculator, config: EngineConfig) -> None:
         self._device = device
+        self._store_drafts = step_kernel("store_drafts", device.torch_device.type)
         self._speculator = speculator
         self._vocab_size = config.model.vocab_size
         max_rows, num_drafts = config.scheduler.max_num_seqs, config.num_speculative_tokens
@@ -51,7 +52,7 @@ class DraftStore:
         drafts, proposed = self._drafts[:num_rows], self._counts[:num_rows]
         self._speculator.propose(step, drafts)
         self._device.launch(
-            store_drafts,
+            self._store_drafts,
             step.rows,
             step.batch.step,
             step.num_sampled,

@@ -6,7 +6,7 @@ import torch
 
 from pelton.config.engine import EngineConfig
 from pelton.device.protocol import Device
-from pelton.ops.ngram_propose import ngram_propose
+from pelton.ops.step_kernels import step_kernel
 from pelton.speculation.protocol import SampledStep, SpeculatorNeeds
 
 
@@ -17,6 +17,7 @@ class NgramSpeculator:
 
     def __init__(self, device: Device, config: EngineConfig) -> None:
         self._device = device
+        self._ngram_propose = step_kernel("ngram_propose", device.torch_device.type)
         self._min = config.speculation.prompt_lookup_min
         self._max = config.speculation.prompt_lookup_max
 
@@ -25,5 +26,5 @@ class NgramSpeculator:
         longest = int(step.batch.seq_len_bound_np.max(initial=0))
         width = min(longest + 1, step.rows.tokens.shape[1])
         self._device.launch(
-            ngram_propose, step.rows, step.batch.step, drafts, self._min, self._max, width
+            self._ngram_propose, step.rows, step.batch.step, drafts, self._min, self._max, width
         )

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.heads import check_draw, check_fused
+from support.heads import check_draw, check_fused, check_gumbel_argmax
 from support.moe import CASES, PLAIN, check_triton
-from support.steps import check_no_verification_rows, check_staged_write, check_step
+from support.steps import check_drafts, check_no_verification_rows, check_staged_write, check_step
 from support.top import check_keep_top
 
 from pelton.ops.step_kernels import step_kernel
@@ -40,6 +40,7 @@ def test_in_the_interpreter():
 @pytest.mark.parametrize("seed", range(24))
 def test_steps(seed):
     check_step(lambda op: step_kernel(op, "cuda"), seed, "cuda")
+    check_drafts(lambda op: step_kernel(op, "cuda"), seed, "cuda")
 
 
 @pytest.mark.gpu
@@ -61,6 +62,7 @@ def test_draws_of_logits(dtype, vocab):
     from pelton.ops.lm_head_sample.triton import drawer
 
     check_draw(drawer, vocab=vocab, dtype=dtype, device="cuda")
+    check_gumbel_argmax(step_kernel("gumbel_argmax", "cuda"), vocab=vocab, device="cuda")
 
 
 @pytest.mark.gpu

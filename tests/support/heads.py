@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from pelton.core.plan import ALL_MASKED, NAN_LOGITS, OK
+from pelton.ops.gumbel_argmax.reference import gumbel_argmax
 from pelton.ops.lm_head_sample import DrawRows, HeadSignature, reference
 
 NUM_SLOTS = 9
@@ -73,6 +74,24 @@ def check_draw(make_draw: Any, *, vocab: int, dtype: torch.dtype, device: str = 
         assert found[1].tolist() == [*status.tolist(), -7], (num_rows, vocab, dtype)
         if num_rows == 5:
             assert status.tolist() == [OK, NAN_LOGITS, NAN_LOGITS, ALL_MASKED, OK]
+
+
+def check_gumbel_argmax(kernel: Any, *, vocab: int, device: str = "cpu") -> None:
+    """Against the reference; scores may differ by the noise's last bits."""
+    torch.manual_seed(vocab)
+    logits = torch.randn(6, vocab) * 3
+    logits[4, 0], logits[5] = torch.nan, -torch.inf
+    temperature = torch.tensor([0.0, 1.0, 0.3, 2.0, 1.0, 1.0])
+    seeds, positions = torch.arange(6) * 10**17, torch.arange(6, dtype=torch.int32)
+    ids, best = torch.full((6,), -7, dtype=torch.int32), torch.full((6,), -7.0)
+    gumbel_argmax(logits, None, temperature, seeds, positions, ids, best)
+    on = [one.to(device) for one in (temperature, seeds, positions, torch.zeros_like(ids), best)]
+    kernel(logits.to(device), None, *on)
+    assert on[3][:4].tolist() == ids[:4].tolist()
+    assert ((on[3] >= 0) & (on[3] < vocab)).all()
+    torch.testing.assert_close(on[4][:4].cpu(), best[:4], rtol=1e-6, atol=1e-6)
+    assert not bool(on[4][4] < torch.inf)
+    assert on[4][5] == -torch.inf
 
 
 def check_fused(

@@ -10,6 +10,7 @@ import torch
 
 from pelton.ops.advance import advance
 from pelton.ops.build_inputs import build_inputs
+from pelton.ops.ngram_propose import ngram_propose
 from pelton.ops.step_tensors import (
     NEXT_TOKENS,
     NUM_COMPUTED,
@@ -18,6 +19,7 @@ from pelton.ops.step_tensors import (
     RowTensors,
     StepArrays,
 )
+from pelton.ops.store_drafts import store_drafts
 from pelton.ops.verify import verify
 
 L, R, SIZES, WINDOWS = 40, 6, (4, 3), (None, 7)
@@ -131,6 +133,37 @@ def check_step(kernel_of: Callable[[str], Any], seed: int, device: str = "cpu") 
     assert torch.equal(moved.fields[:-1].cpu(), rows.fields[:-1])
     assert torch.equal(moved.tokens[:-1].cpu(), rows.tokens[:-1])
     assert not torch.equal(before[:-1], rows.fields[:-1])
+
+
+def check_drafts(kernel_of: Callable[[str], Any], seed: int, device: str = "cpu") -> None:
+    """ngram_propose and store_drafts against the references."""
+    generator = torch.Generator().manual_seed(seed)
+    num_drafts = 1 + seed % 5
+    rows, step, _, _ = make_step(generator, num_drafts=num_drafts, padding=seed % 3)
+    tokens = torch.randint(0, 3, rows.tokens.shape, generator=generator, dtype=torch.int32)
+    rows = replace(rows, tokens=tokens)
+    rows.fields[:, TOTAL_LEN] = torch.randint(0, L + 1, (R,), generator=generator).int()
+    num_rows = len(step.idx_mapping)
+    args = (1 + seed % 2, 2 + seed % 3, L - seed % 2)
+    right = torch.full((num_rows, num_drafts), -7, dtype=torch.int32)
+    found = right.to(device, copy=True)
+    ngram_propose(rows, step, right, *args)
+    kernel_of("ngram_propose")(on(device, rows), on(device, step), found, *args)
+    assert torch.equal(right, found.cpu())
+
+    right[seed % num_rows, seed % num_drafts] = 2**31 - 1
+    sampled = torch.randint(0, 2, (num_rows, 2), generator=generator, dtype=torch.int32)[:, 1]
+    counts = torch.full((num_rows,), -7, dtype=torch.int32)
+    moved, found = (
+        on(device, replace(rows, fields=rows.fields.clone())),
+        counts.to(device, copy=True),
+    )
+    kernel_of("store_drafts")(
+        moved, on(device, step), _strided(device, sampled), right.to(device), 2, found
+    )
+    store_drafts(rows, step, sampled, right, 2, counts)
+    assert torch.equal(counts, found.cpu())
+    assert torch.equal(moved.fields[:-1].cpu(), rows.fields[:-1])
 
 
 def check_no_verification_rows(verify: Any, device: str = "cpu") -> None:

@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from support.heads import check_draw, check_fused
+from support.heads import check_draw, check_fused, check_gumbel_argmax
 from support.moe import CASES, PLAIN, check_triton
-from support.steps import check_no_verification_rows, check_staged_write, check_step
+from support.steps import check_drafts, check_no_verification_rows, check_staged_write, check_step
 from support.top import check_keep_top
 
 
@@ -25,6 +25,7 @@ def check_in_interpreter() -> None:
     """Small sizes; the interpreter has no dots in bfloat16."""
     for seed in range(4):
         check_step(kernel_of, seed)
+        check_drafts(kernel_of, seed)
     check_no_verification_rows(kernel_of("verify"))
     check_staged_write(kernel_of("staged_write"))
     keep_top = importlib.import_module("pelton.ops.keep_top.triton")
@@ -33,6 +34,8 @@ def check_in_interpreter() -> None:
     head = importlib.import_module("pelton.ops.lm_head_sample.triton")
     for vocab in (1, 1500, 9000):
         check_draw(head.drawer, vocab=vocab, dtype=torch.float32)
+    noisy = importlib.import_module("pelton.ops.gumbel_argmax.triton")
+    check_gumbel_argmax(noisy.gumbel_argmax, vocab=300)
     check_fused(head.fused, sizes=(130, 72), num_rows=3, dtype=torch.float16)
     check_fused(head.fused, sizes=(64, 128), num_rows=16, dtype=torch.float32)
     moe = importlib.import_module("pelton.ops.moe.triton")

@@ -8,7 +8,8 @@ token_ids: [N, C] int32, the token of each column, in any order; None: column = 
 temperature: [N] float32; a row with 0 gets no noise.
 seeds: [N] int64. positions: [N] int32, the index in its request of the token to be drawn.
 out_ids: [N] int32, one of the row's token ids whatever the input; the lowest one on ties.
-out_max: [N] float32, the winning logit + noise; -inf: nothing is allowed; NaN if the row has one.
+out_max: [N] float32, the winning logit + noise; -inf: nothing is allowed; NaN or +inf if the row
+    has NaN.
 
 The noise is a function of (seed, position, token id) and nothing else. So a draw among candidates
 gives the token of a draw over the whole vocabulary whose other logits are -inf, and a row's draw
@@ -29,4 +30,6 @@ Tolerance: noise 4 float32 ulp between candidates.
 
 from pelton.ops.gumbel_argmax.reference import gumbel_argmax
 
-__all__ = ["gumbel_argmax"]
+__all__ = ["KERNELS", "gumbel_argmax"]
+
+KERNELS = {"cuda": "pelton.ops.gumbel_argmax.triton:gumbel_argmax"}

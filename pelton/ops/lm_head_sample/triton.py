@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import triton
 from pelton.ops.lm_head_sample import FUSED_ROWS, DrawRows, HeadSignature
 from pelton.ops.lm_head_sample.triton_kernels import head_tiles, logit_tiles, pick
 from pelton.ops.registry import Kernel
+from pelton.ops.triton_launch import Launch, compile_only, run
 
 Head = Callable[[torch.Tensor, torch.Tensor], None]
 
@@ -29,14 +31,25 @@ class Parts:
         self.scores = torch.empty(max_rows * num_parts, dtype=torch.float32, device=device)
         self.ids = torch.empty(max_rows * num_parts, dtype=torch.int32, device=device)
 
-    def pick(self, num_rows: int, out_ids: torch.Tensor, out_status: torch.Tensor) -> None:
+    def pick(
+        self,
+        launch: Launch,
+        num_rows: int,
+        out_ids: torch.Tensor,
+        out_status: torch.Tensor | None,
+        out_max: torch.Tensor | None = None,
+    ) -> None:
         block = triton.next_power_of_2(self.num_parts)
-        pick[(num_rows,)](
+        launch(
+            pick,
+            (num_rows,),
             self.scores,
             self.ids,
             out_ids,
             out_status,
+            out_max,
             self.num_parts,
+            TELLS_MAX=out_max is not None,
             BLOCK=block,
             num_warps=8 if block > 1024 else 4,
         )
@@ -53,7 +66,8 @@ def fused(
         tile.update(BLOCK_K=32)
     parts = Parts(weight.device, FUSED_ROWS, triton.cdiv(vocab_size, tile["BLOCK_N"]))
 
-    def kernel(
+    def steps(
+        launch: Launch,
         hidden: torch.Tensor,
         indices: torch.Tensor,
         rows: DrawRows,
@@ -61,7 +75,9 @@ def fused(
         out_ids: torch.Tensor,
         out_status: torch.Tensor,
     ) -> None:
-        head_tiles[(parts.num_parts,)](
+        launch(
+            head_tiles,
+            (parts.num_parts,),
             hidden,
             indices,
             weight,
@@ -82,13 +98,13 @@ def fused(
             num_warps=_HEAD_WARPS,
             **tile,
         )
-        parts.pick(len(indices), out_ids, out_status)
+        parts.pick(launch, len(indices), out_ids, out_status)
 
     if weight.is_cuda:
         rows = _nobody(weight.device)
-        hidden = weight.new_zeros(1, hidden_size)
-        kernel(hidden, rows.slots, rows, hidden, rows.positions, rows.positions)
-    return kernel
+        hidden = weight.new_empty(1, hidden_size)
+        steps(compile_only, hidden, rows.slots, rows, hidden, rows.positions, rows.positions)
+    return functools.partial(steps, run)
 
 
 def from_logits(
@@ -96,6 +112,10 @@ def from_logits(
 ) -> Kernel:
     """The model's logits, looked through once."""
     draw = drawer(signature.vocab_size)
+    if weight.is_cuda:
+        rows = _nobody(weight.device)
+        row = weight.new_empty(1, signature.vocab_size)
+        draw(row, rows, rows.positions, rows.positions, compile_only)
 
     def kernel(
         hidden: torch.Tensor,
@@ -108,9 +128,6 @@ def from_logits(
         head(hidden.index_select(0, indices), logits)
         draw(logits, rows, out_ids, out_status)
 
-    if weight.is_cuda:
-        rows = _nobody(weight.device)
-        draw(weight.new_zeros(1, signature.vocab_size), rows, rows.positions, rows.positions)
     return kernel
 
 
@@ -124,22 +141,28 @@ def _nobody(device: torch.device) -> DrawRows:
     )
 
 
-def drawer(
-    vocab_size: int,
-) -> Callable[[torch.Tensor, DrawRows, torch.Tensor, torch.Tensor], None]:
-    """reference.draw for logits of a vocabulary."""
+def drawer(vocab_size: int) -> Callable[..., None]:
+    """reference.draw for logits of a vocabulary. With out_max instead of out_status: of logits that
+    are divided by the temperature already, as ops/gumbel_argmax says."""
     num_parts = triton.cdiv(vocab_size, _PART)
     memory: list[Parts] = []
 
     def draw(
-        logits: torch.Tensor, rows: DrawRows, out_ids: torch.Tensor, out_status: torch.Tensor
+        logits: torch.Tensor,
+        rows: DrawRows,
+        out_ids: torch.Tensor,
+        out_status: torch.Tensor | None,
+        launch: Launch = run,
+        out_max: torch.Tensor | None = None,
     ) -> None:
         num_rows = len(logits)
         if not memory or len(memory[-1].ids) < num_rows * num_parts:
             # What a recorded step knows stays where it is.
             memory.append(Parts(logits.device, max(256, num_rows), num_parts))
         parts = memory[-1]
-        logit_tiles[(num_rows, num_parts)](
+        launch(
+            logit_tiles,
+            (num_rows, num_parts),
             logits,
             rows.slots,
             rows.positions,
@@ -150,10 +173,11 @@ def drawer(
             logits.stride(0),
             num_parts,
             V=vocab_size,
+            DIVIDES=out_max is None,
             WIDTH=_PART,
             BLOCK_V=_BLOCK_V,
             num_warps=4,
         )
-        parts.pick(num_rows, out_ids, out_status)
+        parts.pick(launch, num_rows, out_ids, out_status, out_max)
 
     return draw

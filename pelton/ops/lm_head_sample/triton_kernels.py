@@ -19,11 +19,13 @@ NO_ID = tl.constexpr(2**31 - 1)
 
 
 @triton.jit
-def _scores(logits, ids, is_id, is_noisy, heat, key0, key1):
+def _scores(logits, ids, is_id, is_noisy, heat, key0, key1, DIVIDES: tl.constexpr):
     """logits float32, all else broadcasting with it. is_noisy: whether any row is."""
     scores = logits
     if is_noisy:
-        noisy = tl.div_rn(logits, tl.where(heat > 0, heat, 1.0))
+        noisy = logits
+        if DIVIDES:
+            noisy = tl.div_rn(logits, tl.where(heat > 0, heat, 1.0))
         noisy += gumbel_noise(ids, key0, key1)
         scores = tl.where(heat > 0, noisy, logits)
     scores = tl.where(scores != scores, float("inf"), scores)
@@ -98,7 +100,7 @@ def head_tiles(
     ids = ids[:, None]
     is_id = ids < V
     scores = _scores(
-        logits, ids, is_id, tl.max(heat) > 0, heat[None, :], key0[None, :], key1[None, :]
+        logits, ids, is_id, tl.max(heat) > 0, heat[None, :], key0[None, :], key1[None, :], True
     )
     best = tl.max(scores, 0)
     best_id = tl.min(tl.where((scores == best[None, :]) & is_id, ids, NO_ID), 0)
@@ -119,10 +121,14 @@ def logit_tiles(
     logits_stride,
     num_parts,
     V: tl.constexpr,
+    DIVIDES: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ):
-    """logits [N, V] -> the best of WIDTH tokens: as `head_tiles`. Program: (row, part)."""
+    """logits [N, V] -> the best of WIDTH tokens: as `head_tiles`. Program: (row, part).
+
+    DIVIDES: whether the temperature is still to be divided by.
+    """
     row = tl.program_id(0)
     part = tl.program_id(1)
     heat, key0, key1 = _row_state(row, True, slots, positions, temperature, seeds)
@@ -133,7 +139,7 @@ def logit_tiles(
         is_id = ids < V
         place = logits + row.to(tl.int64) * logits_stride + ids
         values = tl.load(place, mask=is_id, other=0.0).to(tl.float32)
-        scores = _scores(values, ids, is_id, heat > 0, heat, key0, key1)
+        scores = _scores(values, ids, is_id, heat > 0, heat, key0, key1, DIVIDES)
         # Ids ascend, so an equal one that comes later does not win; but the first always does.
         wins = (scores > best) | (best_id == NO_ID)
         best_id = tl.where(wins & is_id, ids, best_id)
@@ -150,10 +156,12 @@ def pick(
     best_ids,
     out_ids,
     out_status,
+    out_max,
     num_parts,
+    TELLS_MAX: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The best of a row's parts."""
+    """The best of a row's parts; and its status or, with TELLS_MAX, its score."""
     row = tl.program_id(0)
     part = tl.arange(0, BLOCK)
     exists = part < num_parts
@@ -163,5 +171,10 @@ def pick(
     best_id = tl.min(tl.where(scores == top, ids, NO_ID))
     status = tl.where(top == float("inf"), NAN_LOGITS, OK)
     status = tl.where(top == float("-inf"), ALL_MASKED, status)
-    tl.store(out_ids + row, tl.where(status == OK, best_id, 0))
-    tl.store(out_status + row, status)
+    if TELLS_MAX:
+        # All of them -inf: any id; NaN among them: another may win.
+        tl.store(out_ids + row, best_id)
+        tl.store(out_max + row, top)
+    else:
+        tl.store(out_ids + row, tl.where(status == OK, best_id, 0))
+        tl.store(out_status + row, status)

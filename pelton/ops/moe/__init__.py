@@ -89,7 +89,7 @@ def _takes_triton(signature: MoESignature) -> str | None:
 
 # Without a grouped product, launches count on a GPU: few tokens touch few experts, many touch all.
 CANDIDATES = (
-    Candidate("few", "pelton.ops.moe.triton:few", _takes_triton, max_rows=FEW_TOKENS),
+    Candidate("few", "pelton.ops.moe.triton:few", _takes_triton, max_rows=2),
     Candidate("in_order", "pelton.ops.moe.triton:many", _takes_triton),
     Candidate("grouped", "pelton.ops.moe.grouped:moe", _takes_grouped),
     Candidate("sorted", "pelton.ops.moe.by_expert:moe", _takes_sorted),

@@ -19,15 +19,18 @@ from pelton.ops.moe.triton_sorted_kernels import (
     place_pairs,
 )
 from pelton.ops.registry import Kernel
+from pelton.ops.triton_launch import Launch, compile_only, run
+
+_ROUTER_SPLITS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
     """Measured on an H200 at Qwen3-30B-A3B's shape; see docs/performance.md."""
 
-    gate_up: tuple[int, int, int, int] = (32, 128, 4, 4)  # BLOCK_I, BLOCK_K, STAGES, warps
+    gate_up: tuple[int, int, int, int] = (16, 256, 4, 2)  # BLOCK_I, BLOCK_K, STAGES, warps
     # BLOCK_H, BLOCK_K, STAGES, warps. Which expert comes next is read too, and costs stages.
-    down: tuple[int, int, int, int] = (16, 256, 12, 4)
+    down: tuple[int, int, int, int] = (16, 256, 12, 2)
 
 
 class Memory:
@@ -38,13 +41,14 @@ class Memory:
         num_experts = signature.num_experts
         most = min(FEW_TOKENS * signature.top_k, num_experts)
         of_experts = (FEW_TOKENS, num_experts)
-        self.logits = torch.empty(of_experts, dtype=torch.float32, device=device)
+        of_splits = (_ROUTER_SPLITS, *of_experts)
+        self.logits = torch.empty(of_splits, dtype=torch.float32, device=device)
         self.weights = torch.empty(of_experts, dtype=torch.float32, device=device)
         self.picked = torch.empty(num_experts, dtype=torch.int32, device=device)
         self.num_picked = torch.empty(1, dtype=torch.int32, device=device)
         inner = (most, FEW_TOKENS, signature.intermediate_size)
         self.inner = torch.empty(inner, dtype=signature.dtype, device=device)
-        self.is_warm = False
+        self.is_compiled = False
 
 
 _memory = functools.cache(Memory)
@@ -76,10 +80,15 @@ def few(
 
     gate_up_shape, down_shape = shape("BLOCK_I", tiles.gate_up), shape("BLOCK_H", tiles.down)
     router_shape = shape("BLOCK_E", (16, 256, 4, 4))
+    splits = _ROUTER_SPLITS
 
-    def kernel(x: torch.Tensor, out: torch.Tensor) -> None:
+    depends = {"DEPENDS": router.is_cuda, **({"launch_pdl": True} if router.is_cuda else {})}
+
+    def steps(launch: Launch, x: torch.Tensor, out: torch.Tensor) -> None:
         num_tokens = x.shape[0]
-        router_logits[(triton.cdiv(num_experts, 16), 1)](
+        launch(
+            router_logits,
+            (triton.cdiv(num_experts, router_shape["BLOCK_E"]), 1, splits),
             x,
             router,
             router_bias,
@@ -89,10 +98,15 @@ def few(
             H=signature.hidden_size,
             E=num_experts,
             HAS_BIAS=router_bias is not None,
+            SPLITS=splits,
             BLOCK_T=FEW_TOKENS,
             **router_shape,
+            **depends,
         )
-        choose[(1,)](
+        block_t = triton.next_power_of_2(num_tokens)
+        launch(
+            choose,
+            (1,),
             memory.logits,
             memory.weights,
             memory.picked,
@@ -101,12 +115,16 @@ def few(
             E=num_experts,
             TOP_K=top_k,
             NORMALISE=signature.normalise_chosen,
-            BLOCK_T=FEW_TOKENS,
+            SPLITS=splits,
+            BLOCK_T=block_t,
             BLOCK_E=triton.next_power_of_2(num_experts),
-            num_warps=4,
+            num_warps=1 if block_t == 1 else 4,
+            **depends,
         )
         tiles_of_inner = triton.cdiv(signature.intermediate_size, gate_up_shape["BLOCK_I"])
-        gate_up_few[(min(num_tokens * top_k, num_experts), tiles_of_inner)](
+        launch(
+            gate_up_few,
+            (min(num_tokens * top_k, num_experts), tiles_of_inner),
             x,
             gate_up,
             gate_up_bias,
@@ -122,8 +140,11 @@ def few(
             ALPHA=signature.swiglu_alpha,
             BLOCK_T=FEW_TOKENS,
             **gate_up_shape,
+            **depends,
         )
-        down_few[(triton.cdiv(signature.hidden_size, down_shape["BLOCK_H"]),)](
+        launch(
+            down_few,
+            (triton.cdiv(signature.hidden_size, down_shape["BLOCK_H"]),),
             memory.inner,
             down,
             down_bias,
@@ -137,14 +158,17 @@ def few(
             HAS_BIAS=down_bias is not None,
             BLOCK_T=FEW_TOKENS,
             **down_shape,
+            **depends,
         )
 
-    if router.is_cuda and not memory.is_warm:
-        # Compile now rather than when requests wait.
-        memory.is_warm = True
-        x = router.new_zeros(1, signature.hidden_size)
-        kernel(x, torch.empty_like(x))
-    return kernel
+    if router.is_cuda and not memory.is_compiled:
+        memory.is_compiled = True
+        block_t = 1
+        while block_t <= FEW_TOKENS:
+            x = router.new_empty(block_t, signature.hidden_size)
+            steps(compile_only, x, x)
+            block_t *= 2
+    return functools.partial(steps, run)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +183,8 @@ class SortedTiles:
 # By how many pairs an expert gets on average; measured on an H200, see docs/performance.md.
 SORTED_TILES = (
     (8, SortedTiles(16, (64, 128, 3, 4), (64, 128, 4, 4))),
-    (32, SortedTiles(32, (64, 128, 3, 4), (128, 64, 4, 4))),
+    (24, SortedTiles(32, (64, 128, 3, 4), (128, 64, 4, 4))),
+    (80, SortedTiles(64, (128, 64, 3, 8), (128, 64, 4, 8))),
     (None, SortedTiles(128, (128, 64, 4, 8), (256, 64, 3, 8))),
 )
 _FLOAT32_TILES = SortedTiles(16, (32, 32, 3, 4), (64, 32, 3, 4))
@@ -174,7 +199,7 @@ class SortedMemory:
         self._device = device
         self._outgrown: list[object] = []
         self.max_tokens = 0
-        self.is_warm = False
+        self.is_compiled = False
 
     def reserve(self, num_tokens: int) -> None:
         if num_tokens <= self.max_tokens:
@@ -226,7 +251,7 @@ def many(
     router_tile = (32, 32, 32, 3, 4) if is_float32 else (64, 64, 64, 4, 4)
     sizes = {"H": signature.hidden_size, "INNER": signature.intermediate_size}
 
-    def kernel(x: torch.Tensor, out: torch.Tensor) -> None:
+    def steps(launch: Launch, x: torch.Tensor, out: torch.Tensor) -> None:
         num_tokens = x.shape[0]
         if num_tokens == 0:
             return
@@ -234,7 +259,9 @@ def many(
         num_pairs = num_tokens * top_k
         shape = tiles or sorted_tiles(signature, num_tokens)
         tokens, experts, block_k, stages, warps = router_tile
-        router_logits[(triton.cdiv(num_experts, experts), triton.cdiv(num_tokens, tokens))](
+        launch(
+            router_logits,
+            (triton.cdiv(num_experts, experts), triton.cdiv(num_tokens, tokens)),
             x,
             router,
             router_bias,
@@ -244,13 +271,17 @@ def many(
             H=signature.hidden_size,
             E=num_experts,
             HAS_BIAS=router_bias is not None,
+            SPLITS=1,
+            DEPENDS=False,
             BLOCK_T=tokens,
             BLOCK_E=experts,
             BLOCK_K=block_k,
             STAGES=stages,
             num_warps=warps,
         )
-        choose_slots[(triton.cdiv(num_tokens, 8),)](
+        launch(
+            choose_slots,
+            (triton.cdiv(num_tokens, 8),),
             memory.logits,
             memory.weights,
             memory.experts,
@@ -262,8 +293,10 @@ def many(
             BLOCK_E=block_e,
             num_warps=4,
         )
-        count_pairs[(num_experts,)](memory.experts, memory.counts, num_pairs, BLOCK=2048)
-        place_pairs[(num_experts,)](
+        launch(count_pairs, (num_experts,), memory.experts, memory.counts, num_pairs, BLOCK=2048)
+        launch(
+            place_pairs,
+            (num_experts,),
             memory.experts,
             memory.counts,
             memory.pairs,
@@ -278,7 +311,9 @@ def many(
         # Each expert that has pairs may leave a tile unfilled.
         most_tiles = num_pairs // shape.tile + min(num_experts, num_pairs)
         block_n, block_k, stages, warps = shape.gate_up
-        gate_up_sorted[(most_tiles * triton.cdiv(signature.intermediate_size, block_n),)](
+        launch(
+            gate_up_sorted,
+            (most_tiles * triton.cdiv(signature.intermediate_size, block_n),),
             x,
             gate_up,
             gate_up_bias,
@@ -300,7 +335,9 @@ def many(
             num_warps=warps,
         )
         block_n, block_k, stages, warps = shape.down
-        down_sorted[(most_tiles * triton.cdiv(signature.hidden_size, block_n),)](
+        launch(
+            down_sorted,
+            (most_tiles * triton.cdiv(signature.hidden_size, block_n),),
             memory.inner,
             down,
             down_bias,
@@ -318,15 +355,23 @@ def many(
             STAGES=stages,
             num_warps=warps,
         )
-        add_slots[(num_tokens, triton.cdiv(signature.hidden_size, 1024))](
-            memory.results, out, out.stride(0), H=signature.hidden_size, TOP_K=top_k, BLOCK=1024
+        launch(
+            add_slots,
+            (num_tokens, triton.cdiv(signature.hidden_size, 1024)),
+            memory.results,
+            out,
+            out.stride(0),
+            H=signature.hidden_size,
+            TOP_K=top_k,
+            BLOCK=1024,
         )
 
-    if router.is_cuda and not memory.is_warm:
-        memory.is_warm = True
+    if router.is_cuda and not memory.is_compiled:
+        memory.is_compiled = True
         for limit, _ in SORTED_TILES:
             # The most tokens that go to this rung, or the first of the last one.
             average = SORTED_TILES[-2][0] + 1 if limit is None else limit
-            x = router.new_zeros(max(average * num_experts // top_k, 1), signature.hidden_size)
-            kernel(x, torch.empty_like(x))
-    return kernel
+            num_tokens = max(average * num_experts // top_k, 1)
+            x = router.new_empty(num_tokens, signature.hidden_size)
+            steps(compile_only, x, x)
+    return functools.partial(steps, run)

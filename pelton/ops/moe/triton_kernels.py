@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 NO_EXPERT = tl.constexpr(2**31 - 1)
 
@@ -23,18 +24,28 @@ def router_logits(
     H: tl.constexpr,
     E: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    SPLITS: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
+    DEPENDS: tl.constexpr,
 ):
-    """x [T, H], router [E, H] -> logits [T, E] float32."""
+    """x [T, H], router [E, H] -> logits [SPLITS, T, E] float32, whose sum over the first axis it
+    is: each of a SPLITS-th of the columns."""
+    if DEPENDS:
+        gdc_launch_dependents()
+        gdc_wait()
     experts = tl.program_id(0) * BLOCK_E + tl.arange(0, BLOCK_E)
     tokens = tl.program_id(1) * BLOCK_T + tl.arange(0, BLOCK_T)
     exists = tokens < num_tokens
     inside = experts < E
     total = tl.zeros([BLOCK_E, BLOCK_T], tl.float32)
-    for k in tl.range(0, H, BLOCK_K, num_stages=STAGES):
+    blocks = tl.cdiv(H, BLOCK_K)
+    split = tl.program_id(2)
+    start = split * blocks // SPLITS * BLOCK_K
+    end = (split + 1) * blocks // SPLITS * BLOCK_K
+    for k in tl.range(start, end, BLOCK_K, num_stages=STAGES):
         columns = k + tl.arange(0, BLOCK_K)
         is_column = columns < H
         w_place = router + experts[:, None] * H + columns[None, :]
@@ -43,8 +54,9 @@ def router_logits(
         x_tile = tl.load(x_place, mask=exists[:, None] & is_column[None, :], other=0.0)
         total = tl.dot(w, tl.trans(x_tile), total, input_precision="ieee")
     if HAS_BIAS:
-        total += tl.load(bias + experts, mask=inside, other=0.0).to(tl.float32)[:, None]
-    place = logits + tokens[None, :] * E + experts[:, None]
+        added = tl.load(bias + experts, mask=inside & (split == 0), other=0.0)
+        total += added.to(tl.float32)[:, None]
+    place = logits + (split * num_tokens + tokens[None, :]) * E + experts[:, None]
     tl.store(place, total, mask=exists[None, :] & inside[:, None])
 
 
@@ -87,20 +99,27 @@ def choose(
     E: tl.constexpr,
     TOP_K: tl.constexpr,
     NORMALISE: tl.constexpr,
+    SPLITS: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_E: tl.constexpr,
+    DEPENDS: tl.constexpr,
 ):
-    """logits [T, E] -> weights [BLOCK_T, E] float32; picked [E] int32, the first num_picked [1] of
-    which are the experts that any token picks, ascending."""
+    """logits [SPLITS, T, E] -> weights [T, E] float32; picked [E] int32, the first num_picked [1]
+    of which are the experts that any token picks, ascending."""
+    if DEPENDS:
+        gdc_launch_dependents()
+        gdc_wait()
     tokens = tl.arange(0, BLOCK_T)
     experts = tl.arange(0, BLOCK_E)
     exists = tokens < num_tokens
     inside = experts < E
     place = tokens[:, None] * E + experts[None, :]
     mask = exists[:, None] & inside[None, :]
-    values = tl.load(logits + place, mask=mask, other=float("-inf"))
+    values = tl.load(logits + place, mask=mask, other=0.0)
+    for split in tl.static_range(1, SPLITS):
+        values += tl.load(logits + split * num_tokens * E + place, mask=mask, other=0.0)
     shares, chosen = chosen_of(values, exists, experts, E, TOP_K, NORMALISE)
-    tl.store(weights + place, shares, mask=inside[None, :])
+    tl.store(weights + place, shares, mask=mask)
     used = tl.max(chosen.to(tl.int32), 0)
     rank = tl.cumsum(used, 0) - 1
     tl.store(picked + rank, experts, mask=used > 0)
@@ -139,9 +158,13 @@ def gate_up_few(
     BLOCK_I: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
+    DEPENDS: tl.constexpr,
 ):
     """x [T, H] -> inner [num_picked, BLOCK_T, INNER]: each expert's activation of each token,
     times its weight. Program: (picked expert, tile of INNER)."""
+    if DEPENDS:
+        gdc_launch_dependents()
+        gdc_wait()
     at = tl.program_id(0)
     if at >= tl.load(num_picked):
         return
@@ -174,7 +197,7 @@ def gate_up_few(
         place = bias + expert * (2 * INNER) + safe
         gate += tl.load(place).to(tl.float32)[:, None]
         up += tl.load(place + INNER).to(tl.float32)[:, None]
-    share = tl.load(weights + tokens * E + expert)
+    share = tl.load(weights + tokens * E + expert, mask=exists, other=0.0)
     result = activated(gate, up, LIMIT, ALPHA) * share[None, :]
     # What an expert makes of a token that is not its own may be infinite.
     result = tl.where((share == 0.0)[None, :], 0.0, result)
@@ -201,8 +224,12 @@ def down_few(
     BLOCK_H: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
+    DEPENDS: tl.constexpr,
 ):
-    """inner [num_picked, BLOCK_T, INNER], down [E, H, I] -> out [T, H]. Program: a tile of H."""
+    """inner [num_picked, BLOCK_T, INNER], down [E, H, INNER] -> out [T, H]. Program: a tile."""
+    if DEPENDS:
+        gdc_launch_dependents()
+        gdc_wait()
     rows = tl.program_id(0) * BLOCK_H + tl.arange(0, BLOCK_H)
     tokens = tl.arange(0, BLOCK_T)
     exists = tokens < num_tokens
@@ -227,7 +254,7 @@ def down_few(
     if HAS_BIAS:
         for at in range(0, count):
             expert = tl.load(picked + at).to(tl.int64)
-            share = tl.load(weights + tokens * E + expert)
+            share = tl.load(weights + tokens * E + expert, mask=exists, other=0.0)
             added = tl.load(bias + expert * H + safe).to(tl.float32)
             total += added[:, None] * share[None, :]
     place = out + tokens[None, :].to(tl.int64) * out_stride + rows[:, None]

@@ -13,4 +13,6 @@ Rows that did not sample get any drafts. Source of the method: prompt lookup dec
 
 from pelton.ops.ngram_propose.reference import ngram_propose
 
-__all__ = ["ngram_propose"]
+__all__ = ["KERNELS", "ngram_propose"]
+
+KERNELS = {"cuda": "pelton.ops.ngram_propose.triton:ngram_propose"}

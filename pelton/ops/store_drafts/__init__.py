@@ -11,4 +11,6 @@ reserved row and count 0.
 
 from pelton.ops.store_drafts.reference import store_drafts
 
-__all__ = ["store_drafts"]
+__all__ = ["KERNELS", "store_drafts"]
+
+KERNELS = {"cuda": "pelton.ops.store_drafts.triton:store_drafts"}

@@ -1,7 +1,7 @@
 """Choose one token."""
 
 from pelton.ops.argmax import argmax
-from pelton.ops.gumbel_argmax import gumbel_argmax
+from pelton.ops.step_kernels import step_kernel
 from pelton.sampling.rows import Need
 from pelton.sampling.tile import Tile
 
@@ -11,7 +11,7 @@ def draw(tile: Tile) -> None:
     if not tile.span.needs & Need.RANDOM:
         argmax(tile.scores, tile.out_ids, tile.out_max)
         return
-    gumbel_argmax(
+    step_kernel("gumbel_argmax", tile.scores.device.type)(
         tile.scores,
         tile.token_ids,
         tile.param(tile.rows.temperature),

@@ -1,0 +1,18 @@
+"""Launching Triton kernels, and compiling them when layers are bound."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+
+class Launch(Protocol):
+    def __call__(self, kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None: ...
+
+
+def run(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
+    kernel[grid](*args, **options)
+
+
+def compile_only(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
+    """What a launch with these arguments needs; in Device.compiling side by side with others."""
+    kernel.warmup(*args, grid=grid, **options)
