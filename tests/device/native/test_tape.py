@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 
 import pytest
@@ -131,3 +132,19 @@ def test_a_call_keeps_the_numbers_that_it_was_given():
     NativeTape([(run, (out,)) for out in outs], library()).replay()
     for out in outs:
         assert torch.equal(out, table[index])
+
+
+def test_a_call_that_fails_ends_the_replay():
+    """What comes behind it is not run."""
+    program = Program()
+    fails = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(lambda args: 1)
+    fails.__name__ = "fails"
+
+    def run() -> None:
+        call(fails, TakeRowsArgs())
+        program.run()
+
+    tape = NativeTape([(run, ())], library())
+    with pytest.raises(MemoryError, match="fails"):
+        tape.replay()
+    assert program.out.isnan().all()
