@@ -45,6 +45,12 @@ class _TorchWork(Exception):
 class _NoTorchWork(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Lets views and fresh memory pass. fresh: the tensors of such memory."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Otherwise torch wraps the method to keep its compiler away, and imports the compiler
+        for that: two seconds at every start."""
+        return False
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.fresh: list[Any] = []

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -148,3 +150,20 @@ def test_a_call_that_fails_ends_the_replay():
     with pytest.raises(MemoryError, match="fails"):
         tape.replay()
     assert program.out.isnan().all()
+
+
+def test_recording_imports_no_compiler():
+    """torch's takes seconds to import."""
+    program = """
+import sys, torch
+from pelton.device.native.library import library
+from pelton.device.native.tape import NativeTape
+x = torch.zeros(4)
+tape = NativeTape([(lambda: x[:2], ()), (lambda: x.add_(1), ())], library())
+assert tape.num_python_calls == 1
+print("torch._dynamo" in sys.modules, "sympy" in sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.split() == ["False", "False"], done.stderr
