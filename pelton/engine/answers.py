@@ -40,8 +40,6 @@ class Answer:
                 min_tokens=params.min_tokens,
                 skip_special_tokens=params.skip_special_tokens,
             )
-        # Of nearly all answers, at nearly all steps.
-        self._push_plain = None if self._text is None else self._text.push_plain
 
     def completion(self) -> CompletionOutput:
         """Nothing yet; `add` this answer's deltas to it."""
@@ -61,9 +59,7 @@ class Answer:
         ids = update.new_token_ids.tolist()
         reason = update.finish_reason
         text, matched = "", None
-        if self._push_plain is not None and reason is None:
-            text = self._push_plain(ids)
-        elif self._text is not None:
+        if self._text is not None:
             delta = self._text.push(ids, ends=reason == "stop")
             text, matched = delta.text, delta.matched_stop
             del ids[delta.num_tokens_used :]

@@ -216,8 +216,6 @@ class OutputText:
             tokenizer, prompt_ids, skip_special_tokens=skip_special_tokens
         )
         self._matcher = StopMatcher(stop, include_stop=include_stop) if stop else None
-        self.push_plain = self._detokenizer.push_list if self._matcher is None else None
-        """`push` of a list that ends nothing, where there are no stop strings: just the text."""
         self._include_stop = include_stop
         self._min_tokens = min_tokens
         self._num_tokens = 0
@@ -236,6 +234,8 @@ class OutputText:
         """
         if self._stopped:
             return TextDelta("", None, 0)
+        if self._matcher is None and not ends:
+            return TextDelta(self._detokenizer.push_list(_as_list(ids)), None, len(ids))
         tokens = _as_list(ids)
         shown = tokens[:-1] if ends and not self._include_stop else tokens
         if self._matcher is None:
