@@ -140,7 +140,7 @@ def test_what_a_backend_says_of_itself_is_true(backend):
     tests/ops/test_paged_attention.py."""
     assert backend.name in BACKENDS
     assert type(backend_of(backend.name)) is type(backend)
-    assert backend.reads_past_end == (backend.name in ("torch", "native"))
+    assert backend.reads_past_end == (backend.name == "torch")
     assert backend.returns_lse == (backend.name in ("reference", "invariant"))
     window = replace(SIGNATURE, window=3)
     assert callable(backend.bind(window))

@@ -30,6 +30,7 @@ READS_PAST_END = {"reference": False, "sdpa": True, "invariant": False, "native"
 NATIVE = pytest.param(
     "native", marks=pytest.mark.skipif(library() is None, reason="no library of CPU kernels")
 )
+needs_library = pytest.mark.skipif(library() is None, reason="no library of CPU kernels")
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
 
@@ -431,25 +432,60 @@ def test_what_codes_cost(code):
     assert error.max() > CODE_BOUNDS[code] / 20, "codes are read"
 
 
-@pytest.mark.skipif(library() is None, reason="no library of CPU kernels")
-@pytest.mark.parametrize("window", [None, 1, 6, 70])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_long_chunks_are_left_to_torch(dtype, window):
-    """Beside decode rows and short chunks, fresh and with earlier tokens, side by side or not."""
+@needs_library
+@pytest.mark.parametrize("options", [{}, {"softcap": 1.5, "has_sinks": True}])
+@pytest.mark.parametrize("window", [None, 1, 6, 70, 200])
+@pytest.mark.parametrize(("heads", "head_dim"), [((6, 2), 24), ((4, 4), 64), ((8, 1), 136)])
+def test_long_rows_in_bfloat16(heads, head_dim, window, options):
+    """By tile products: fresh and with earlier tokens, around the edges of a step of keys and of a
+    block of queries, beside decode rows and short chunks. What nobody sees is NaN."""
     generator = torch.Generator().manual_seed(14)
-    lens = [(1, 9), (1, 300), (3, 40), (40, 40), (40, 40), (32, 90), (33, 90), (1, 5), (50, 61)]
-    rows = [random_row(generator, q, s, (6, 2), 24, dtype) for q, s in lens]
-    batch = Batch(rows, signature_of((6, 2), 24, dtype, window), 1e4, num_padding=2)
-    out = torch.full(batch.query.shape, torch.nan, dtype=dtype)
-    kernel = cpu.with_fused_prefill(batch.signature)
-    kernel(batch.query, batch.kv, batch.meta, out)
-    assert [(g.length, g.count) for g in batch.meta.prepared["prefill"]] in (
-        [(40, 2), (33, 1), (50, 1)],
-        [(40, 1), (40, 1), (33, 1), (50, 1)],
-    )
-    expected, _ = batch.exact()
+    lens = [
+        (1, 9),
+        (1, 300),
+        (3, 40),
+        (40, 40),
+        (32, 128),
+        (33, 129),
+        (1, 5),
+        (50, 261),
+        (127, 127),
+    ]
+    lens = lens if head_dim == 24 else lens[4:8]
+    dtype = torch.bfloat16
+    rows = [random_row(generator, q, s, heads, head_dim, dtype) for q, s in lens]
+    signature = replace(signature_of(heads, head_dim, dtype, window), **options)
+    sinks = torch.randn(heads[0], generator=generator) if signature.has_sinks else None
+    batch = Batch(rows, signature, math.nan, block_size=5, num_padding=2, sinks=sinks)
+    lse = torch.full((len(batch.query), heads[0]), torch.nan)
+    out, (expected, expected_lse) = batch.run("native", lse), batch.exact()
     assert np.abs(out[:-2].double().numpy() - expected).max() <= TOLERANCE[dtype]
+    np.testing.assert_allclose(lse[:-2].numpy(), expected_lse, rtol=0, atol=1e-4)
     assert (out[-2:] == 0).all()
+
+
+@needs_library
+@pytest.mark.parametrize("window", [None, 150])
+def test_a_long_rows_token_does_not_see_its_neighbours(window):
+    """The same bits with any number of threads, at other places of a piece, and among others."""
+    found, before = library(), torch.get_num_threads()
+    assert found is not None
+    generator = torch.Generator().manual_seed(16)
+    signature = signature_of((3, 1), 40, torch.bfloat16, window)
+    row = random_row(generator, 300, 420, (3, 1), 40, torch.bfloat16)
+    other = random_row(generator, 60, 60, (3, 1), 40, torch.bfloat16)
+    try:
+        found.set_num_threads(1)
+        alone = Batch([row], signature, math.nan).run("native")
+        for count in (2, 3, 40):
+            found.set_num_threads(count)
+            together = Batch([other, row], signature, math.nan, block_size=16, seed=3).run("native")
+            assert torch.equal(together[60:], alone)
+        pieces = [row.piece(first, min(first + 37, 300)) for first in range(0, 296, 37)]
+        cut = torch.cat([Batch([piece], signature, math.nan).run("native") for piece in pieces])
+        assert torch.equal(cut, alone[: len(cut)])
+    finally:
+        found.set_num_threads(before)
 
 
 @pytest.mark.skipif(library() is None, reason="no library of CPU kernels")

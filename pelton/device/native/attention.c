@@ -1,4 +1,5 @@
-/* Causal attention over paged keys and values, straight from the blocks.
+/* Causal attention over paged keys and values, straight from the blocks. Rows that prefill.c takes
+   are left to it.
 
    A tile is a few query tokens of a row, with the query heads of one key head: TILE_QUERIES in all or
    one token. It passes over its keys in tiles of 64: keys are turned, so that lanes are keys, and
@@ -16,6 +17,7 @@
 
 #include "attention.h"
 #include "pool.h"
+#include "prefill.h"
 #include "vec.h"
 
 #define KEY_TILE 64
@@ -89,33 +91,6 @@ static void clear(const job *j, state s, int64_t num_queries) {
 }
 
 /* ---- keys and values into the cache ---- */
-
-#ifdef __AVX512F__
-/* lines[i][k] becomes lines[k][i]. */
-static inline __attribute__((always_inline)) void transpose(__m512i *lines) {
-    __m512i next[16];
-    for (int i = 0; i < 16; i += 2) {
-        next[i] = _mm512_unpacklo_epi32(lines[i], lines[i + 1]);
-        next[i + 1] = _mm512_unpackhi_epi32(lines[i], lines[i + 1]);
-    }
-    for (int i = 0; i < 16; i += 4)
-        for (int k = 0; k < 2; k++) {
-            lines[i + 2 * k] = _mm512_unpacklo_epi64(next[i + k], next[i + k + 2]);
-            lines[i + 2 * k + 1] = _mm512_unpackhi_epi64(next[i + k], next[i + k + 2]);
-        }
-    for (int i = 0; i < 16; i += 8)
-        for (int k = 0; k < 4; k++) {
-            next[i + k] = _mm512_shuffle_i32x4(lines[i + k], lines[i + k + 4], 0x88);
-            next[i + k + 4] = _mm512_shuffle_i32x4(lines[i + k], lines[i + k + 4], 0xdd);
-        }
-    for (int k = 0; k < 4; k++) {
-        lines[k] = _mm512_shuffle_i32x4(next[k], next[k + 8], 0x88);
-        lines[k + 8] = _mm512_shuffle_i32x4(next[k], next[k + 8], 0xdd);
-        lines[k + 4] = _mm512_shuffle_i32x4(next[k + 4], next[k + 12], 0x88);
-        lines[k + 12] = _mm512_shuffle_i32x4(next[k + 4], next[k + 12], 0xdd);
-    }
-}
-#endif
 
 /* keys[0..16] of head_dim elements each, into turned[dim][KEY_TILE] at 16 of its lanes. */
 static void turn_keys(const job *j, const void *const *keys, float *turned) {
@@ -456,7 +431,7 @@ static int64_t list_tiles(const job *j, tile *tiles, int64_t tokens_per_tile, in
     *num_chunks = 0;
     for (int64_t row = 0; row < j->a.num_rows; row++) {
         int64_t length = j->a.query_start_loc[row + 1] - j->a.query_start_loc[row];
-        if (j->a.max_query_len && length > j->a.max_query_len)
+        if (pelton_prefill_takes(&j->a, length))
             continue;
         for (int64_t first = 0; first < length; first += tokens_per_tile, count++) {
             tile t = {row, first, least(tokens_per_tile, length - first), 0, 0};
@@ -514,7 +489,8 @@ static int run(const attention_args *args) {
         j.tiles = pieces;
         j.num_tiles = count;
     }
-    pelton_run(attend_part, &j);
+    if (j.num_tiles)
+        pelton_run(attend_part, &j);
     if (is_split)
         pelton_run(merge_part, &j);
     int64_t end = j.a.num_rows ? j.a.query_start_loc[j.a.num_rows] : 0;
@@ -526,7 +502,7 @@ static int run(const attention_args *args) {
 
 int pelton_attention(const attention_args *args) {
     pelton_enter();
-    int failed = run(args);
+    int failed = run(args) || pelton_prefill(args);
     pelton_leave();
     return failed;
 }

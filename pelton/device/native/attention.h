@@ -16,9 +16,8 @@ typedef struct {
     int64_t query_stride, out_stride, block_stride, table_stride;
     int64_t num_heads, num_kv_heads, head_dim, block_size;
     int64_t window;        /* 0: none */
-    int64_t max_query_len; /* rows with more query tokens are left alone; 0: no limit */
     float scale, softcap;  /* softcap 0: none */
-    int32_t is_bf16;
+    int32_t is_bf16, use_amx;
 } attention_args;
 
 /* 0, or 1 if memory is short. */

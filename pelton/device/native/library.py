@@ -79,10 +79,11 @@ class AttentionArgs(ctypes.Structure):
         *((name, _INT64) for name in ("num_rows", "num_tokens")),
         *((f"{name}_stride", _INT64) for name in ("query", "out", "block", "table")),
         *((name, _INT64) for name in ("num_heads", "num_kv_heads", "head_dim", "block_size")),
-        *((name, _INT64) for name in ("window", "max_query_len")),
+        *((name, _INT64) for name in ("window",)),
         ("scale", ctypes.c_float),
         ("softcap", ctypes.c_float),
         ("is_bf16", ctypes.c_int32),
+        ("use_amx", ctypes.c_int32),
     )
 
 

@@ -22,6 +22,7 @@
 #include "finish.h"
 #include "linear.h"
 #include "pool.h"
+#include "tiles.h"
 #include "vec.h"
 
 #define K_UNIT 32
@@ -33,7 +34,6 @@
 #define ROWS_TO_SPLIT 128
 #define AMX_MIN_ROWS 4
 #define PREFETCH_LINES 24
-#define TILE (16 * K_UNIT) /* elements */
 
 typedef struct {
     linear_args a;
@@ -75,19 +75,6 @@ void pelton_pack_f32(const float *weight, int64_t stride, int64_t n, int64_t k, 
 }
 
 /* ---- one panel, a few rows ---- */
-
-static inline v16f dot_pair(v16f sum, v16u line, uint32_t pair) {
-#ifdef __AVX512BF16__
-    return (v16f)_mm512_dpbf16_ps((__m512)sum, (__m512bh)line, (__m512bh)_mm512_set1_epi32((int)pair));
-#else
-    union {
-        uint32_t bits;
-        float value;
-    } low = {pair << 16}, high = {pair & 0xffff0000u};
-    sum += (v16f)(line << 16) * low.value;
-    return sum + (v16f)(line & 0xffff0000u) * high.value;
-#endif
-}
 
 static inline __attribute__((always_inline)) void
 panel_bf16(int num_rows, const v16u *lines, const bf16 *x, int64_t stride, int64_t k_pad, v16f *sums) {
@@ -249,21 +236,6 @@ static inline void panels_of(const job *j, int64_t pair, int64_t *left, int64_t 
 }
 
 #ifdef __AMX_BF16__
-
-typedef struct {
-    uint8_t palette, start_row, reserved[14];
-    uint16_t row_bytes[16];
-    uint8_t rows[16];
-} tile_config;
-
-static void configure_tiles(void) {
-    tile_config config __attribute__((aligned(64))) = {.palette = 1};
-    for (int tile = 0; tile < 8; tile++) {
-        config.row_bytes[tile] = 64;
-        config.rows[tile] = 16;
-    }
-    _tile_loadconfig(&config);
-}
 
 /* finish_pair for `count` rows whose sums lie in four tiles: for whole panels two conversions in
    one, since what a pair of panels costs here is about what its products cost. */

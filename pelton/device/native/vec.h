@@ -151,4 +151,45 @@ static inline v16f log_v16(v16f x) {
     return f + p + exponent * 0.693359375f;
 }
 
+#ifdef __AVX512F__
+/* lines[i][k] becomes lines[k][i]. */
+static inline __attribute__((always_inline)) void transpose(__m512i *lines) {
+    __m512i next[16];
+    for (int i = 0; i < 16; i += 2) {
+        next[i] = _mm512_unpacklo_epi32(lines[i], lines[i + 1]);
+        next[i + 1] = _mm512_unpackhi_epi32(lines[i], lines[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4)
+        for (int k = 0; k < 2; k++) {
+            lines[i + 2 * k] = _mm512_unpacklo_epi64(next[i + k], next[i + k + 2]);
+            lines[i + 2 * k + 1] = _mm512_unpackhi_epi64(next[i + k], next[i + k + 2]);
+        }
+    for (int i = 0; i < 16; i += 8)
+        for (int k = 0; k < 4; k++) {
+            next[i + k] = _mm512_shuffle_i32x4(lines[i + k], lines[i + k + 4], 0x88);
+            next[i + k + 4] = _mm512_shuffle_i32x4(lines[i + k], lines[i + k + 4], 0xdd);
+        }
+    for (int k = 0; k < 4; k++) {
+        lines[k] = _mm512_shuffle_i32x4(next[k], next[k + 8], 0x88);
+        lines[k + 8] = _mm512_shuffle_i32x4(next[k], next[k + 8], 0xdd);
+        lines[k + 4] = _mm512_shuffle_i32x4(next[k + 4], next[k + 12], 0x88);
+        lines[k + 12] = _mm512_shuffle_i32x4(next[k + 4], next[k + 12], 0xdd);
+    }
+}
+#endif
+
+/* sum + the products of two columns: a line holds both for 16 features, `pair` for all of them. */
+static inline v16f dot_pair(v16f sum, v16u line, uint32_t pair) {
+#ifdef __AVX512BF16__
+    return (v16f)_mm512_dpbf16_ps((__m512)sum, (__m512bh)line, (__m512bh)_mm512_set1_epi32((int)pair));
+#else
+    union {
+        uint32_t bits;
+        float value;
+    } low = {pair << 16}, high = {pair & 0xffff0000u};
+    sum += (v16f)(line << 16) * low.value;
+    return sum + (v16f)(line & 0xffff0000u) * high.value;
+#endif
+}
+
 #endif

@@ -25,10 +25,6 @@ from pelton.core.plan import Int32Array
 from pelton.device.native.library import library
 from pelton.ops.registry import Candidate
 
-MAX_QUERY_LEN = 32
-"""Query tokens of a row up to which reading the blocks in place pays more, on a CPU, than matrix
-units do."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSignature:
@@ -91,24 +87,9 @@ def takes_native(signature: AttentionSignature) -> str | None:
     return None if library() is not None else "no library of CPU kernels"
 
 
-def _takes_half(signature: AttentionSignature) -> str | None:
-    """Matrix units are what makes torch's attention faster for long rows, and none take float32."""
-    return "slower in float32" if signature.dtype == torch.float32 else None
-
-
 _PACKAGE = "pelton.ops.paged_attention"
 REFERENCE = (Candidate("reference", f"{_PACKAGE}.reference:paged_attention", _takes_any),)
-_NATIVE = Candidate("native", f"{_PACKAGE}.cpu:paged_attention", takes_native)
-NATIVE = (
-    Candidate(
-        "native+sdpa",
-        f"{_PACKAGE}.cpu:with_fused_prefill",
-        lambda signature: (
-            takes_native(signature) or _takes_plain(signature) or _takes_half(signature)
-        ),
-    ),
-    _NATIVE,
-)
+NATIVE = (Candidate("native", f"{_PACKAGE}.cpu:paged_attention", takes_native),)
 # Not the C kernel: whether it gives a token the same bits alone and among others depends on how the
 # compiler fuses products and sums (it does with gcc 12, and not with every other).
 INVARIANT = (Candidate("invariant", f"{_PACKAGE}.invariant:paged_attention", _takes_any),)

@@ -1,8 +1,5 @@
-"""By a kernel of our own on CPU, straight from the blocks; device/native/attention.c says how.
-
-By itself, `paged_attention`: the number of threads changes no bit, and no byte beyond a sequence's
-last token is read. `with_fused_prefill` leaves rows with many query tokens to torch's fused
-attention, which is faster there.
+"""By kernels of our own on CPU, straight from the blocks; device/native/attention.c and prefill.c
+say how. The number of threads changes no bit, and no byte beyond a sequence's last token is read.
 """
 
 from __future__ import annotations
@@ -10,50 +7,13 @@ from __future__ import annotations
 import torch
 
 from pelton.device.native.calls import call
-from pelton.device.native.library import AttentionArgs, library
-from pelton.ops.paged_attention import (
-    MAX_QUERY_LEN,
-    AttentionMetadata,
-    AttentionSignature,
-    sdpa,
-)
+from pelton.device.native.library import AttentionArgs, loaded
+from pelton.ops.paged_attention import AttentionMetadata, AttentionSignature
 from pelton.ops.registry import Kernel
 
 
-def with_fused_prefill(signature: AttentionSignature) -> Kernel:
-    short, long = _bind(signature, None, MAX_QUERY_LEN), sdpa.paged_attention(signature)
-
-    def kernel(
-        query: torch.Tensor,
-        kv: torch.Tensor,
-        meta: AttentionMetadata,
-        out: torch.Tensor,
-        lse: torch.Tensor | None = None,
-    ) -> None:
-        assert lse is None, "this candidate returns no log-sum-exp"
-        short(query, kv, meta, out)
-        if (meta.query_lens > MAX_QUERY_LEN).any():
-            if "prefill" not in meta.prepared:
-                sdpa.prepare(
-                    meta,
-                    block_size=kv.shape[1],
-                    window=signature.window,
-                    dtype=signature.dtype,
-                    min_query_len=MAX_QUERY_LEN + 1,
-                )
-            long(query, kv, meta, out)
-
-    return kernel
-
-
 def paged_attention(signature: AttentionSignature, sinks: torch.Tensor | None = None) -> Kernel:
-    return _bind(signature, sinks, 0)
-
-
-def _bind(signature: AttentionSignature, sinks: torch.Tensor | None, max_query_len: int) -> Kernel:
-    """max_query_len: rows with more query tokens are left alone; 0: no limit."""
-    found = library()
-    assert found is not None
+    found = loaded()
     wide_sinks = None if sinks is None else sinks.float().contiguous()
     args = AttentionArgs(
         sinks=None if wide_sinks is None else wide_sinks.data_ptr(),
@@ -61,10 +21,10 @@ def _bind(signature: AttentionSignature, sinks: torch.Tensor | None, max_query_l
         num_kv_heads=signature.num_kv_heads,
         head_dim=signature.head_dim,
         window=signature.window or 0,
-        max_query_len=max_query_len,
         scale=signature.scale,
         softcap=signature.softcap or 0.0,
         is_bf16=signature.dtype == torch.bfloat16,
+        use_amx=found.has_amx,
     )
     run = found.functions.pelton_attention
 

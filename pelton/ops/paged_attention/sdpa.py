@@ -68,15 +68,12 @@ def prepare(
     block_size: int,
     window: int | None,
     dtype: torch.dtype,
-    min_query_len: int = 1,
 ) -> None:
-    """Fill meta.prepared with "decode" buckets and "prefill" rows; runs on the device. Rows with
-    fewer query tokens than min_query_len are left out."""
+    """Fill meta.prepared with "decode" buckets and "prefill" rows; runs on the device."""
     device = meta.block_table.device
     num_decode = meta.num_decode_rows
     buckets = []
-    single = meta.seq_len_bounds[: num_decode if min_query_len == 1 else 0]
-    for rows_np, longest in _buckets(single):
+    for rows_np, longest in _buckets(meta.seq_len_bounds[:num_decode]):
         width = -(-longest // block_size)
         if len(rows_np) == num_decode:
             rows = None
@@ -106,8 +103,6 @@ def prepare(
     end = num_decode
     for row in range(num_decode, meta.num_rows):
         start, end = end, end + int(meta.query_lens[row])
-        if end - start < min_query_len:
-            continue
         bound = int(meta.seq_len_bounds[row])
         if meta.bounds_are_exact and bound == end - start and window is None:
             last = prefill[-1] if prefill else None

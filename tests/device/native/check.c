@@ -75,7 +75,7 @@ static int check(int is_half, int64_t t, int64_t k, int64_t n, int activation, i
 /* One row of q tokens and n keys; two blocks of five tokens at least, the last one cut where the
    memory ends. Returns 1 on a wrong value. */
 static int check_attention(int is_half, int64_t q, int64_t n, int64_t heads, int64_t kv_heads,
-                           int64_t dim, int64_t window) {
+                           int64_t dim, int64_t window, int use_amx) {
     size_t element = is_half ? sizeof(bf16) : sizeof(float);
     enum { BLOCK = 5 };
     int64_t num_blocks = (n + BLOCK - 1) / BLOCK, token = 2 * kv_heads * dim, width = heads * dim;
@@ -93,7 +93,8 @@ static int check_attention(int is_half, int64_t q, int64_t n, int64_t heads, int
         .seq_lens = lens, .block_table = table, .num_rows = 1, .num_tokens = q,
         .query_stride = width, .out_stride = width, .block_stride = BLOCK * token,
         .table_stride = num_blocks, .num_heads = heads, .num_kv_heads = kv_heads, .head_dim = dim,
-        .block_size = BLOCK, .window = window, .scale = 0.5f, .softcap = 3, .is_bf16 = is_half};
+        .block_size = BLOCK, .window = window, .scale = 0.5f, .softcap = 3, .is_bf16 = is_half,
+        .use_amx = use_amx};
     int failed = pelton_attention(&args);
     for (int64_t i = 0; i < q * width && !failed; i++) {
         int64_t last = n - q + i / width, head = i % width / dim, key_head = head * kv_heads / heads;
@@ -252,10 +253,12 @@ int main(void) {
         pelton_set_num_threads(threads);
         for (int flags = 0; flags < 4; flags++) {
             int64_t window = flags >> 1 ? 9 : 0;
-            failed |= check_attention(flags & 1, 1, 1, 1, 1, 1, window);
-            failed |= check_attention(flags & 1, 3, 66, 6, 2, 24, window);
-            failed |= check_attention(flags & 1, 1, 1100, 2, 1, 32, window);
-            failed |= check_attention(flags & 1, 35, 131, 4, 2, 33, window);
+            failed |= check_attention(flags & 1, 1, 1, 1, 1, 1, window, amx);
+            failed |= check_attention(flags & 1, 3, 66, 6, 2, 24, window, amx);
+            failed |= check_attention(flags & 1, 1, 1100, 2, 1, 32, window, amx);
+            failed |= check_attention(flags & 1, 35, 131, 4, 2, 33, window, 0);
+            failed |= check_attention(flags & 1, 35, 131, 4, 2, 33, window, amx);
+            failed |= check_attention(flags & 1, 290, 421, 2, 2, 8, window, amx);
             failed |= check_draw(flags & 1, 1, 33, 17, 0) | check_draw(flags & 1, 9, 40, 50, 0);
             failed |= check_draw(flags & 1, 5, 64, 33, amx) | check_draw(flags & 1, 400, 5, 3, amx);
             failed |= check_store(flags & 1, 1, 5, 2, flags >> 1);

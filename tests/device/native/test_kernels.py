@@ -85,7 +85,7 @@ def test_every_level_attends(level, dtype, monkeypatch):
     """What the values are is tests/ops/test_paged_attention.py's; here, that levels agree."""
     generator = torch.Generator().manual_seed(0)
     loaded = library_module._load(str(build(level)), level.name)
-    monkeypatch.setattr("pelton.ops.paged_attention.cpu.library", lambda: loaded)
+    monkeypatch.setattr("pelton.ops.paged_attention.cpu.loaded", lambda: loaded)
     lens = [(1, 1), (1, 700), (7, 90), (60, 60)]
     for heads, head_dim, window in (((9, 3), 64, None), ((2, 1), 24, 30), ((8, 1), 136, None)):
         query = torch.randn(69, heads[0], head_dim, generator=generator).to(dtype)
