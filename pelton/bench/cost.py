@@ -25,6 +25,17 @@ def _layers_elements(c: ModelConfig) -> int:
     return mixers + sum(mlps)
 
 
+def dense_layer_products(c: ModelConfig) -> dict[str, int]:
+    """Elements of the matrices of a layer without experts, in the order of their products."""
+    width = c.head_dim * c.hidden_size
+    return {
+        "qkv": (c.num_heads + 2 * c.num_kv_heads) * width,
+        "o": c.num_heads * width,
+        "gate_up": 2 * c.hidden_size * c.intermediate_size,
+        "down": c.hidden_size * c.intermediate_size,
+    }
+
+
 def _num_attention_layers(c: ModelConfig) -> int:
     return c.num_layers - c.layer_kinds.count("recurrent")
 

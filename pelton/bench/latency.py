@@ -12,7 +12,7 @@ from typing import Any
 
 from pelton.bench import cost, machine, measure, report
 from pelton.bench.options import LatencyOptions
-from pelton.bench.session import open_session
+from pelton.bench.session import open_session, profiled
 from pelton.config.engine import EngineArgs, EngineConfig
 from pelton.errors import ConfigError
 
@@ -37,6 +37,13 @@ def run(args: EngineArgs, options: LatencyOptions) -> None:
     session = open_session(args, options)
     samples = sample(session.sides, session.config, options)
     result = session.context | tell(samples, session.config, options, session.ceilings)
+    result |= profiled(
+        session,
+        options,
+        batch_size=options.batch_size,
+        input_len=options.input_len,
+        output_len=options.output_len,
+    )
     report.write_json(options.json, result)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pelton.bench import cost, machine, measure, report
+from pelton.bench import cost, machine, measure, profile, report
 from pelton.bench.options import OffloadingOptions
 from pelton.config.engine import EngineArgs
 from pelton.core.plan import Int32Array
@@ -37,6 +37,7 @@ def run(args: EngineArgs, options: OffloadingOptions) -> None:
             "baseline is of no use here: the other side is the engine without host memory."
         )
     report.check_writable(options.json)
+    report.check_writable(options.profile, "profile")
     sized = _engine(args)
     plain = _engine(dataclasses.replace(args, kv_offloading_size=None))
     config = sized.config
@@ -59,6 +60,9 @@ def run(args: EngineArgs, options: OffloadingOptions) -> None:
         num_iters=options.num_iters,
     )
     result = tell(samples, answers, counts)
+    result |= profile.of_run(
+        options.profile, sides[0], prompts, options.output_len, config, ceilings
+    )
     report.write_json(options.json, context | result)
 
 

@@ -23,6 +23,8 @@ class BenchOptions:
     model_shape: random weights of a well-known shape, instead of a model: a name from
         bench/shapes.py, such as qwen3-8b.
     json: file for everything measured.
+    profile: file for a Chrome trace of one more run of the engine; a table of what a step of it is
+        made of is printed.
     """
 
     num_iters: int = 5
@@ -30,6 +32,7 @@ class BenchOptions:
     baseline: bool = False
     model_shape: str | None = None
     json: str | None = None
+    profile: str | None = None
 
     def __post_init__(self) -> None:
         least = {"num_iters": MIN_PAIRS if self.baseline else 1, "num_iters_warmup": 0}
@@ -64,12 +67,15 @@ class SuiteOptions:
         again.
     num_iters: runs of each case, as far as there is time; the suite's own number if left out.
     json: file for everything measured, written anew after each run.
+    profile: folder for a Chrome trace of each case, once all are measured; a table of what a step
+        is made of is printed.
     """
 
     only: str | None = None
     budget: float = 1800.0
     num_iters: int | None = None
     json: str | None = None
+    profile: str | None = None
 
     def __post_init__(self) -> None:
         if not self.budget > 0:

@@ -21,7 +21,7 @@ from typing import Any
 from pelton.bench import measure, report, serving
 from pelton.bench.load import Asked
 from pelton.bench.options import OverheadOptions, ServingOptions
-from pelton.bench.session import open_session
+from pelton.bench.session import open_session, profiled
 from pelton.config.engine import EngineArgs
 from pelton.core.plan import Int32Array
 from pelton.errors import EngineError
@@ -60,6 +60,13 @@ def run(args: EngineArgs, options: OverheadOptions) -> None:
         )
     num_tokens = options.num_prompts * options.output_len
     result = tell(alone, beside, num_tokens)
+    result |= profiled(
+        session,
+        options,
+        batch_size=options.num_prompts,
+        input_len=options.input_len,
+        output_len=options.output_len,
+    )
     report.write_json(options.json, session.context | result)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from pelton.bench import cost, machine, measure, report, weights
+from pelton.bench import cost, machine, measure, profile, report, weights
 from pelton.bench.options import BenchOptions
 from pelton.bench.shapes import with_shape
 from pelton.config.engine import EngineArgs, EngineConfig
@@ -26,9 +26,21 @@ class Session:
     context: dict[str, Any]
 
 
+def profiled(
+    session: Session, options: BenchOptions, *, batch_size: int, input_len: int, output_len: int
+) -> dict[str, Any]:
+    """One more run of the engine, watched, if that is asked for; what the result has of it."""
+    vocab_size = session.config.model.vocab_size
+    prompts = measure.random_prompts(vocab_size, batch_size, input_len, session.config.seed + 1)
+    return profile.of_run(
+        options.profile, session.sides[0], prompts, output_len, session.config, session.ceilings
+    )
+
+
 def open_session(args: EngineArgs, options: BenchOptions) -> Session:
     """Loads what is to be measured, measures the ceilings and prints the circumstances."""
     report.check_writable(options.json)
+    report.check_writable(options.profile, "profile")
     args = with_shape(args, options.model_shape)
     llm = LLM(**{field.name: getattr(args, field.name) for field in dataclasses.fields(args)})
     llm.settle()

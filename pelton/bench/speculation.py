@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pelton.bench import cost, machine, measure, report
+from pelton.bench import cost, machine, measure, profile, report
 from pelton.bench.options import SpeculationOptions
 from pelton.config.engine import EngineArgs
 from pelton.config.params import SamplingParams
@@ -43,6 +43,7 @@ def run(args: EngineArgs, options: SpeculationOptions) -> None:
             "baseline is of no use here: the other side is the engine without drafts."
         )
     report.check_writable(options.json)
+    report.check_writable(options.profile, "profile")
     text = TEXT if options.prompt_file is None else _read(options.prompt_file)
     drafted = _engine(args)
     plain = _engine(dataclasses.replace(args, speculative_config=None))
@@ -63,6 +64,9 @@ def run(args: EngineArgs, options: SpeculationOptions) -> None:
         num_iters=options.num_iters,
     )
     result = tell(samples, answers, before, drafted.stats, prompts.shape[1], options)
+    result |= profile.of_run(
+        options.profile, sides[0], prompts, options.output_len, config, ceilings
+    )
     report.write_json(options.json, context | result)
 
 

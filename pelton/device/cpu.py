@@ -11,6 +11,7 @@ import torch
 from pelton.device.native.library import library
 from pelton.device.native.tape import NativeTape
 from pelton.device.tape import Recorder
+from pelton.device.timeline import current, name_of
 
 
 class PassedEvent:
@@ -55,7 +56,11 @@ class CPUDevice:
         if self._recorder.launches is not None:
             self._recorder.launches.append((kernel, args))
             return
-        kernel(*args)
+        timeline = current()
+        if timeline is None:
+            kernel(*args)
+        else:
+            timeline.run(name_of(kernel), kernel, *args)
 
     def record(self, run: Callable[[], object]) -> NativeTape:
         return NativeTape(self._recorder.record(run), library())

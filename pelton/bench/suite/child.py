@@ -4,8 +4,8 @@
 
 What happens is written as it happens, one JSON object a line, to the pipe FD: {"first_token": true}
 when the first token of a short request exists, {"context": ...}, {"case": name, "timing": [...]}
-for each run, {"case": name, "error": sentence}. So nothing measured is lost when a later case
-fails, or the time is up.
+for each run, {"case": name, "error": sentence}, {"case": name, "profile": {...}}. So nothing
+measured is lost when a later case fails, or the time is up.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pelton.bench import machine, measure, report
+from pelton.bench import machine, measure, profile, report
 from pelton.bench.shapes import with_shape
 from pelton.bench.suite.cases import Case, Timing
 from pelton.config.engine import EngineArgs, EngineConfig
@@ -36,13 +36,14 @@ _SPECIAL_IDS = 1000
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
     """args: of the engine. shape: a name from bench/shapes.py. deadline: of time.monotonic, which
-    all processes of a machine share."""
+    all processes of a machine share. profile: the beginning of the paths of traces; None = none."""
 
     args: dict[str, Any]
     shape: str | None
     cases: list[Case]
     iterations: int
     deadline: float
+    profile: str | None = None
 
     @classmethod
     def of(cls, text: str) -> Request:
@@ -142,9 +143,33 @@ def main(fd: int, text: str) -> None:
     if request.cases:
         ceilings = machine.measure_ceilings(device, getattr(torch, config.dtype))
         write({"ceilings": dataclasses.asdict(ceilings)})
+        if request.profile is not None:
+            _profile(request, side, prompts, config, ceilings, write)
     # Without an orderly end of everything: what was measured is written, and the next one waits.
     sys.stderr.flush()
     os._exit(0)
+
+
+def _profile(
+    request: Request,
+    side: measure.Side,
+    prompts: Prompts,
+    config: EngineConfig,
+    ceilings: machine.Ceilings,
+    write: _Writer,
+) -> None:
+    for case in request.cases:
+        if time.monotonic() > request.deadline:
+            return
+        print(f"profile   {case.name}")
+        path = f"{request.profile}-{case.name}.json"
+        drawn = prompts.draw(case.batch_size, case.input_len)
+        try:
+            told = profile.of_run(path, side, drawn, case.output_len, config, ceilings)
+        except Exception as error:
+            told = {"profile": {"error": f"{type(error).__name__}: {error}"}}
+        write({"case": case.name, **told})
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

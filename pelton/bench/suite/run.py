@@ -43,6 +43,8 @@ def run(args: EngineArgs, options: SuiteOptions) -> None:
     if args.device in ("auto", "fake"):
         raise ConfigError(f'device={args.device!r}: the suite is of "cuda" or "cpu"; say which.')
     report.check_writable(options.json)
+    if options.profile is not None and not Path(options.profile).is_dir():
+        raise ConfigError(f"profile={options.profile!r}: the folder does not exist; create it.")
     subjects = chosen(args.device.partition(":")[0], options.only)
     deadline = time.monotonic() + options.budget
     result = Result(options.json)
@@ -135,6 +137,7 @@ class _Run:
         if not subject.cases and not has_start:
             return
         timings: dict[str, list[Timing]] = {case.name: [] for case in subject.cases}
+        profiles: dict[str, Any] = {}
         errors: dict[str, str] = {}
         fault = _NO_TIME
         is_ready = not has_start
@@ -143,6 +146,9 @@ class _Run:
                 if "timing" in event:
                     timings[event["case"]].append((event["timing"][0], event["timing"][1]))
                     self._result.note(subject.name, timings_s=timings)
+                elif "profile" in event:
+                    profiles[event["case"]] = event["profile"]
+                    self._result.note(subject.name, profiles=profiles)
                 elif "case" in event:
                     errors[event["case"]] = event["error"]
                 elif "fault" in event:
@@ -164,6 +170,10 @@ class _Run:
 
     def _ends_start(self, event: dict[str, Any]) -> bool:
         return self._subject.start.replace(" ", "_") in event
+
+    def _trace_path(self) -> str | None:
+        folder = self._options.profile
+        return None if folder is None else str(Path(folder) / self._subject.name)
 
     def _add_start(self, name: str, seconds: float | None, why: str = _NO_TIME) -> None:
         self._result.add(self._subject.name, [row_of_start(self._subject, name, seconds, why)])
@@ -190,6 +200,7 @@ class _Run:
             cases=cases,
             iterations=self._options.num_iters or self._subject.iterations,
             deadline=self._deadline,
+            profile=self._trace_path(),
         )
         read, write = os.pipe()
         begin = time.monotonic()

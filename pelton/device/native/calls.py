@@ -13,6 +13,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+from pelton.device.timeline import current
+
 
 class CallRecorder(Protocol):
     def add_call(self, function: Any, args: ctypes.Structure, kept: object) -> None:
@@ -33,7 +35,13 @@ def call(function: Callable[..., int], args: ctypes.Structure, kept: object = No
     recorder = _state.recorder
     if recorder is not None:
         recorder.add_call(function, type(args).from_buffer_copy(args), kept)
-    elif function(ctypes.byref(args)):
+        return
+    timeline = current()
+    if timeline is None:
+        failed = function(ctypes.byref(args))
+    else:
+        failed = timeline.run(function.__name__, function, ctypes.byref(args))
+    if failed:
         raise MemoryError(f"no memory for the work of {function.__name__}")
 
 

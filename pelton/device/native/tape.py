@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pelton.device.native.calls import recording
 from pelton.device.native.library import Library
+from pelton.device.timeline import Timeline, current, name_of
 
 Launch = tuple[Callable[..., object], tuple[Any, ...]]
 
@@ -115,10 +116,23 @@ class Segment:
         )
 
     def __call__(self) -> None:
-        failed = self._replay(self._calls, len(self))
+        timeline = current()
+        if timeline is None:
+            failed = self._replay(self._calls, len(self))
+        else:
+            failed = self._replay_timed(timeline)
         if failed >= 0:
             name = self._functions[failed].__name__
             raise MemoryError(f"no memory for the work of {name}")
+
+    def _replay_timed(self, timeline: Timeline) -> int:
+        """As `pelton_replay`, from Python, so that each call's time is known."""
+        size = ctypes.sizeof(_KernelCall)
+        for index, function in enumerate(self._functions):
+            call = ctypes.byref(self._calls, index * size)
+            if timeline.run(function.__name__, self._replay, call, 1) >= 0:
+                return index
+        return -1
 
 
 class NativeTape:
@@ -150,8 +164,13 @@ class NativeTape:
         return sum(not isinstance(step, Segment) for step in self._steps)
 
     def replay(self) -> None:
+        timeline = current()
         for step in self._steps:
-            step()
+            if timeline is None or isinstance(step, Segment):
+                step()
+            else:
+                assert isinstance(step, functools.partial)
+                timeline.run(name_of(step.func), step)
 
 
 def _traced(

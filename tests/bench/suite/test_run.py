@@ -112,13 +112,15 @@ def test_what_is_refused(tmp_path):
         SuiteOptions(budget=0)
     with pytest.raises(ConfigError, match="num_iters must be at least 1"):
         SuiteOptions(num_iters=0)
+    with pytest.raises(ConfigError, match="the folder does not exist"):
+        run.run(EngineArgs(device="cpu"), SuiteOptions(profile=str(tmp_path / "none")))
 
 
 def test_with_an_engine(monkeypatch, tmp_path):
     engine = {"model": str(tiny_llama()), "max_model_len": 256, "num_threads": 1}
     subject = Subject("tiny", "cpu", None, engine, 2, CASES, "ready")
     monkeypatch.setattr(cases, "SUBJECTS", (subject,))
-    result = _suite(tmp_path, only="decode1,prefill")
+    result = _suite(tmp_path, only="decode1,prefill", profile=str(tmp_path))
     rows = _rows(result)
     assert all(row["value"] > 0 for row in rows.values())
     assert [len(row["samples"]) for row in rows.values()] == [2, 2, 2]
@@ -127,3 +129,6 @@ def test_with_an_engine(monkeypatch, tmp_path):
     assert "hf_token" not in context["engine_args"]
     assert context["machine"]["cores"] >= 1
     assert context["ceilings"]["read_bytes_per_s"] > 0
+    assert set(context["profiles"]) == {"decode1", "prefill"}
+    trace = json.loads((tmp_path / "tiny-decode1.json").read_text())
+    assert len(trace["traceEvents"]) > 20
