@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pelton.config.model import ModelConfig
+from pelton.config.quant import QuantConfig
 from pelton.core.kv.spec import page_bytes_of
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -40,11 +41,19 @@ def _num_attention_layers(c: ModelConfig) -> int:
     return c.num_layers - c.layer_kinds.count("recurrent")
 
 
-def weight_bytes(config: ModelConfig, dtype: str) -> int:
+NOTHING_QUANTISED = QuantConfig()
+
+
+def weight_bytes(
+    config: ModelConfig, dtype: str, quantised: QuantConfig = NOTHING_QUANTISED
+) -> int:
     """Bytes of weights that one decode step reads: every product's matrix once, the head included
-    and the embedding's few rows not."""
-    head = config.vocab_size * config.hidden_size
-    return (_layers_elements(config) + head) * ELEMENT_BYTES[dtype]
+    and the embedding's few rows not. Of quantised ones there may be more than are read (that
+    embedding): then they count in proportion."""
+    read = _layers_elements(config) + config.vocab_size * config.hidden_size
+    share = min(read / quantised.num_elements, 1.0) if quantised.num_elements else 0.0
+    packed = round(share * quantised.num_elements)
+    return (read - packed) * ELEMENT_BYTES[dtype] + round(share * quantised.num_bytes)
 
 
 def kv_bytes(config: ModelConfig, kv_dtype: str, num_tokens: int) -> int:
@@ -65,11 +74,13 @@ def decode_bytes(
     batch_size: int,
     input_len: int,
     output_len: int,
+    quantised: QuantConfig = NOTHING_QUANTISED,
 ) -> float:
     """Bytes read by the average decode step of rows that grow from input_len by output_len tokens:
     steps attend to input_len + 1 .. input_len + output_len - 1 tokens."""
     mean_len = input_len + output_len / 2
-    return weight_bytes(config, dtype) + batch_size * mean_len * kv_bytes(config, kv_dtype, 1)
+    weights = weight_bytes(config, dtype, quantised)
+    return weights + batch_size * mean_len * kv_bytes(config, kv_dtype, 1)
 
 
 def prefill_flops(config: ModelConfig, *, batch_size: int, input_len: int) -> float:

@@ -90,6 +90,7 @@ def tell(
         num_bytes = cost.decode_bytes(
             config.model,
             config.dtype,
+            quantised=config.quantization,
             kv_dtype=config.cache.dtype,
             output_len=options.output_len,
             **shape,

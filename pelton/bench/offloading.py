@@ -44,7 +44,9 @@ def run(args: EngineArgs, options: OffloadingOptions) -> None:
     device = machine.torch_device(config.device)
     ceilings = machine.measure_ceilings(device, getattr(torch, config.dtype))
     context = report.context(machine.facts(device), ceilings, args, config, options)
-    report.print_context(context, cost.weight_bytes(config.model, config.dtype))
+    report.print_context(
+        context, cost.weight_bytes(config.model, config.dtype, config.quantization)
+    )
 
     prompts = measure.random_prompts(
         config.model.vocab_size, options.num_prompts, options.input_len, config.seed

@@ -52,5 +52,7 @@ def open_session(args: EngineArgs, options: BenchOptions) -> Session:
     ceilings = machine.measure_ceilings(device, getattr(torch, config.dtype))
     context = report.context(machine.facts(device), ceilings, args, config, options)
     context["start_seconds"] = llm.start_times
-    report.print_context(context, cost.weight_bytes(config.model, config.dtype))
+    report.print_context(
+        context, cost.weight_bytes(config.model, config.dtype, config.quantization)
+    )
     return Session(config=config, sides=sides, ceilings=ceilings, context=context)

@@ -51,7 +51,9 @@ def run(args: EngineArgs, options: SpeculationOptions) -> None:
     device = machine.torch_device(config.device)
     ceilings = machine.measure_ceilings(device, getattr(torch, config.dtype))
     context = report.context(machine.facts(device), ceilings, args, config, options)
-    report.print_context(context, cost.weight_bytes(config.model, config.dtype))
+    report.print_context(
+        context, cost.weight_bytes(config.model, config.dtype, config.quantization)
+    )
 
     prompts = _prompt_ids(plain, text)
     sides = [measure.EngineSide(drafted), measure.EngineSide(plain)]

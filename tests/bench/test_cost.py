@@ -10,6 +10,7 @@ import torch
 from pelton.bench import cost
 from pelton.bench.weights import plain_parameters
 from pelton.config.model import ModelConfig, RopeConfig
+from pelton.config.quant import QuantConfig
 
 CONFIG = ModelConfig(
     architecture="LlamaForCausalLM",
@@ -64,3 +65,12 @@ def test_prefill_flops_count_every_product() -> None:
         expected += 2 * 2 * 2 * 4 * 10 * (position + 1)  # QK and PV, 2 flops, layers, heads
     expected += 2 * 50 * 32
     assert cost.prefill_flops(CONFIG, batch_size=3, input_len=7) == 3 * expected
+
+
+def test_quantised_weights_are_read_as_they_are():
+    plain = cost.weight_bytes(CONFIG, "float32")
+    elements = plain // 4
+    half = QuantConfig(scheme="gguf", num_elements=elements // 2, num_bytes=elements // 4)
+    assert cost.weight_bytes(CONFIG, "float32", half) == plain - 4 * (elements // 2) + elements // 4
+    more = QuantConfig(scheme="gguf", num_elements=2 * elements, num_bytes=elements)
+    assert cost.weight_bytes(CONFIG, "float32", more) == elements // 2
