@@ -14,12 +14,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from pelton.device.native.levels import Level, cpu_flags
 
 _SOURCES = Path(__file__).parent
-_OPTIONS = ("-O3", "-shared", "-fPIC", "-pthread", "-Wno-psabi")
+_OPTIONS = ("-O3", "-fPIC", "-pthread", "-Wno-psabi")
 _TRIAL = """
 import ctypes, sys
 library = ctypes.CDLL(sys.argv[1])
@@ -52,13 +53,18 @@ def _compile(compiler: str, level: Level, sources: list[Path], library: Path) ->
     handle, unfinished = tempfile.mkstemp(dir=library.parent, suffix=".part")
     os.close(handle)
     try:
-        units = [str(source) for source in sources if source.suffix == ".c"]
-        command = [compiler, *_OPTIONS, *level.options, *units, "-o", unfinished, "-lm"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-        if done.returncode:
-            lines = done.stderr.strip().splitlines()
-            told = [line for line in lines if "error" in line] or lines or ["no message"]
-            raise BuildError(f"{compiler} failed for level {level.name}: {told[0]}")
+        units = [source for source in sources if source.suffix == ".c"]
+        with tempfile.TemporaryDirectory() as folder:
+            objects = [os.path.join(folder, f"{unit.stem}.o") for unit in units]
+            _run_all(
+                [
+                    [compiler, *_OPTIONS, *level.options, "-c", str(unit), "-o", target]
+                    for unit, target in zip(units, objects, strict=True)
+                ],
+                level,
+            )
+            link = [compiler, *_OPTIONS, "-shared", *level.options, *objects, "-o", unfinished]
+            _run_all([[*link, "-lm"]], level)
         trial = [sys.executable, "-I", "-S", "-c", _TRIAL, unfinished]
         tried = subprocess.run(trial, capture_output=True, timeout=60)
         if tried.returncode:
@@ -68,6 +74,20 @@ def _compile(compiler: str, level: Level, sources: list[Path], library: Path) ->
         raise BuildError(f"cannot build kernels of level {level.name}: {error}") from error
     finally:
         Path(unfinished).unlink(missing_ok=True)
+
+
+def _run_all(commands: list[list[str]], level: Level) -> None:
+    """All at once: a unit takes seconds. Raises BuildError with the first message."""
+
+    def run(command: list[str]) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(command, capture_output=True, text=True, timeout=300)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for done in pool.map(run, commands):
+            if done.returncode:
+                lines = done.stderr.strip().splitlines()
+                told = [line for line in lines if "error" in line] or lines or ["no message"]
+                raise BuildError(f"{commands[0][0]} failed for level {level.name}: {told[0]}")
 
 
 def _compiler() -> str:
