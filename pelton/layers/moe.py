@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
 from pelton.config.model import ModelConfig
 from pelton.layers.context import BuildContext, StepContext
@@ -13,6 +12,7 @@ from pelton.layers.parameter import Parameter, Part, PartName, shard, whole
 from pelton.ops import moe
 from pelton.ops.moe import MoESignature
 from pelton.ops.registry import bind
+from pelton.ops.step_kernels import step_kernel
 
 
 class Experts:
@@ -116,6 +116,7 @@ class SparseMLP:
         shared_norm = None if self.shared is None else self.shared.norm
         self.norm = vector(build, config.hidden_size) if shared_norm is None else shared_norm
         self._norm_eps = config.rms_norm_eps
+        self._rms_norm = step_kernel("rms_norm", build.device.type)
         self._multiplier = config.residual_multiplier
 
     def bind(self) -> None:
@@ -125,7 +126,8 @@ class SparseMLP:
 
     def run(self, ctx: StepContext) -> None:
         hidden = ctx.buffers.hidden
-        normed = F.rms_norm(hidden, (hidden.shape[1],), self.norm.tensor, self._norm_eps)
+        normed = torch.empty_like(hidden)
+        self._rms_norm(hidden, self.norm.tensor, self._norm_eps, normed)
         partial = torch.empty_like(hidden)
         self.experts.run(normed, partial)
         ctx.communicator.all_reduce(partial)

@@ -9,7 +9,7 @@ import torch
 import triton
 
 from pelton.ops.moe import FEW_TOKENS, MoESignature
-from pelton.ops.moe.triton_kernels import choose, down_few, gate_up_few, router_logits
+from pelton.ops.moe.triton_kernels import add_picked, choose, down_few, gate_up_few, router_logits
 from pelton.ops.moe.triton_sorted_kernels import (
     add_slots,
     choose_slots,
@@ -29,8 +29,7 @@ class Tiles:
     """Measured on an H200 at Qwen3-30B-A3B's shape; see docs/performance.md."""
 
     gate_up: tuple[int, int, int, int] = (16, 256, 4, 2)  # BLOCK_I, BLOCK_K, STAGES, warps
-    # BLOCK_H, BLOCK_K, STAGES, warps. Which expert comes next is read too, and costs stages.
-    down: tuple[int, int, int, int] = (16, 256, 12, 2)
+    down: tuple[int, int, int, int] = (32, 256, 3, 4)  # BLOCK_H, BLOCK_K, STAGES, warps
 
 
 class Memory:
@@ -48,6 +47,8 @@ class Memory:
         self.num_picked = torch.empty(1, dtype=torch.int32, device=device)
         inner = (most, FEW_TOKENS, signature.intermediate_size)
         self.inner = torch.empty(inner, dtype=signature.dtype, device=device)
+        results = (most, FEW_TOKENS, signature.hidden_size)
+        self.results = torch.empty(results, dtype=torch.float32, device=device)
         self.is_compiled = False
 
 
@@ -121,10 +122,11 @@ def few(
             num_warps=1 if block_t == 1 else 4,
             **depends,
         )
+        most = min(num_tokens * top_k, num_experts)
         tiles_of_inner = triton.cdiv(signature.intermediate_size, gate_up_shape["BLOCK_I"])
         launch(
             gate_up_few,
-            (min(num_tokens * top_k, num_experts), tiles_of_inner),
+            (most, tiles_of_inner),
             x,
             gate_up,
             gate_up_bias,
@@ -144,20 +146,35 @@ def few(
         )
         launch(
             down_few,
-            (triton.cdiv(signature.hidden_size, down_shape["BLOCK_H"]),),
+            (most, triton.cdiv(signature.hidden_size, down_shape["BLOCK_H"])),
             memory.inner,
             down,
+            memory.picked,
+            memory.num_picked,
+            memory.results,
+            H=signature.hidden_size,
+            INNER=signature.intermediate_size,
+            BLOCK_T=FEW_TOKENS,
+            **down_shape,
+            **depends,
+        )
+        launch(
+            add_picked,
+            (num_tokens, triton.cdiv(signature.hidden_size, 128)),
+            memory.results,
             down_bias,
             memory.weights,
             memory.picked,
             memory.num_picked,
             out,
-            num_tokens,
             out.stride(0),
-            **sizes,
+            H=signature.hidden_size,
+            E=num_experts,
             HAS_BIAS=down_bias is not None,
             BLOCK_T=FEW_TOKENS,
-            **down_shape,
+            BLOCK_P=8,
+            BLOCK_H=128,
+            num_warps=4,
             **depends,
         )
 

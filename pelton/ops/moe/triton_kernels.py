@@ -1,7 +1,7 @@
 """Few tokens through the experts that any of them picks, a step's weights read once.
 
 All of up to BLOCK_T tokens go through each picked expert; whom it is not for has weight 0 there.
-So nothing is sorted, and the experts' sum is one product over all of their inner columns.
+So nothing is sorted.
 """
 
 from __future__ import annotations
@@ -205,58 +205,90 @@ def gate_up_few(
     tl.store(place, result.to(inner.dtype.element_ty), mask=(rows < INNER)[:, None])
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
+@triton.jit
 def down_few(
     inner,
     down,
-    bias,
-    weights,
     picked,
     num_picked,
-    out,
-    num_tokens,
-    out_stride,
+    results,
     H: tl.constexpr,
     INNER: tl.constexpr,
-    E: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
     DEPENDS: tl.constexpr,
 ):
-    """inner [num_picked, BLOCK_T, INNER], down [E, H, INNER] -> out [T, H]. Program: a tile."""
+    """inner [num_picked, BLOCK_T, INNER], down [E, H, INNER] -> results [num_picked, BLOCK_T, H]
+    float32. Program: (picked expert, tile of H)."""
     if DEPENDS:
         gdc_launch_dependents()
         gdc_wait()
-    rows = tl.program_id(0) * BLOCK_H + tl.arange(0, BLOCK_H)
+    at = tl.program_id(0)
+    if at >= tl.load(num_picked):
+        return
+    expert = tl.load(picked + at).to(tl.int64)
+    rows = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     tokens = tl.arange(0, BLOCK_T)
-    exists = tokens < num_tokens
-    safe = tl.minimum(rows, H - 1)
-    count = tl.load(num_picked)
+    w_rows = down + (expert * H + tl.minimum(rows, H - 1))[:, None] * INNER
+    x_rows = inner + (at * BLOCK_T + tokens).to(tl.int64)[:, None] * INNER
     total = tl.zeros([BLOCK_H, BLOCK_T], tl.float32)
-    BLOCKS: tl.constexpr = (INNER + BLOCK_K - 1) // BLOCK_K
-    for step in tl.range(0, count * BLOCKS, num_stages=STAGES):
-        at = step // BLOCKS
-        expert = tl.load(picked + at).to(tl.int64)
-        columns = (step % BLOCKS) * BLOCK_K + tl.arange(0, BLOCK_K)
-        w_place = down + (expert * H + safe)[:, None] * INNER + columns[None, :]
-        x_place = inner + (at * BLOCK_T + tokens)[:, None] * INNER + columns[None, :]
+    for k in tl.range(0, INNER, BLOCK_K, num_stages=STAGES):
+        columns = k + tl.arange(0, BLOCK_K)
         if INNER % BLOCK_K == 0:
-            w = tl.load(w_place, eviction_policy="evict_first")
-            x_tile = tl.load(x_place)
+            w = tl.load(w_rows + columns[None, :], eviction_policy="evict_first")
+            x_tile = tl.load(x_rows + columns[None, :])
         else:
             is_column = (columns < INNER)[None, :]
-            w = tl.load(w_place, mask=is_column, other=0.0)
-            x_tile = tl.load(x_place, mask=is_column, other=0.0)
+            w = tl.load(w_rows + columns[None, :], mask=is_column, other=0.0)
+            x_tile = tl.load(x_rows + columns[None, :], mask=is_column, other=0.0)
         total = tl.dot(w, tl.trans(x_tile), total, input_precision="ieee")
-    if HAS_BIAS:
-        for at in range(0, count):
-            expert = tl.load(picked + at).to(tl.int64)
-            share = tl.load(weights + tokens * E + expert, mask=exists, other=0.0)
-            added = tl.load(bias + expert * H + safe).to(tl.float32)
-            total += added[:, None] * share[None, :]
-    place = out + tokens[None, :].to(tl.int64) * out_stride + rows[:, None]
-    mask = (rows < H)[:, None] & exists[None, :]
-    tl.store(place, total.to(out.dtype.element_ty), mask=mask)
+    place = results + (at * BLOCK_T + tokens).to(tl.int64)[None, :] * H + rows[:, None]
+    tl.store(place, total, mask=(rows < H)[:, None])
+
+
+@triton.jit
+def add_picked(
+    results,
+    bias,
+    weights,
+    picked,
+    num_picked,
+    out,
+    out_stride,
+    H: tl.constexpr,
+    E: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    DEPENDS: tl.constexpr,
+):
+    """results [num_picked, BLOCK_T, H] -> out [T, H]: a token's sum over the experts, the biases
+    that its weights bring among them. Program: (token, tile of H)."""
+    if DEPENDS:
+        gdc_launch_dependents()
+        gdc_wait()
+    token = tl.program_id(0)
+    columns = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
+    inside = columns < H
+    count = tl.load(num_picked)
+    total = tl.zeros([BLOCK_H], tl.float32)
+    for start in range(0, count, BLOCK_P):
+        at = start + tl.arange(0, BLOCK_P)
+        exists = at < count
+        expert = tl.load(picked + at, mask=exists, other=0)
+        share = tl.load(weights + token * E + expert, mask=exists, other=0.0)
+        # Experts that are not the token's have nothing to add.
+        mask = (exists & (share != 0.0))[:, None] & inside[None, :]
+        place = results + (at * BLOCK_T + token).to(tl.int64)[:, None] * H + columns[None, :]
+        added = tl.load(place, mask=mask, other=0.0)
+        if HAS_BIAS:
+            b = tl.load(
+                bias + expert.to(tl.int64)[:, None] * H + columns[None, :], mask=mask, other=0.0
+            )
+            added += b.to(tl.float32) * share[:, None]
+        total += tl.sum(added, 0)
+    place = out + token.to(tl.int64) * out_stride + columns
+    tl.store(place, total.to(out.dtype.element_ty), mask=inside)
