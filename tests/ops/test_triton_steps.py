@@ -50,6 +50,18 @@ def test_small_ops():
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64], ids=str)
+@pytest.mark.parametrize("width", [1, 96, 2048, 4100])
+def test_rms_norm(width, dtype):
+    x, weight = torch.randn(5, width).to(dtype), torch.rand(width).to(dtype)
+    out, expected = torch.full_like(x, torch.nan).cuda(), torch.empty_like(x, dtype=torch.float64)
+    step_kernel("rms_norm", "cuda")(x.cuda(), weight.cuda(), 1e-6, out)
+    step_kernel("rms_norm", "cpu")(x.double(), weight.double(), 1e-6, expected)
+    tolerance = {torch.float64: 1e-12, torch.float32: 1e-5}.get(dtype, 2e-2)
+    torch.testing.assert_close(out.cpu().double(), expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("vocab", [2, 1000, 4097, 151936])
 def test_top_k_and_top_p(vocab):
     check_keep_top(step_kernel("keep_top", "cuda"), vocab=vocab, device="cuda")

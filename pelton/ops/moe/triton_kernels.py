@@ -285,10 +285,8 @@ def add_picked(
         place = results + (at * BLOCK_T + token).to(tl.int64)[:, None] * H + columns[None, :]
         added = tl.load(place, mask=mask, other=0.0)
         if HAS_BIAS:
-            b = tl.load(
-                bias + expert.to(tl.int64)[:, None] * H + columns[None, :], mask=mask, other=0.0
-            )
-            added += b.to(tl.float32) * share[:, None]
+            place = bias + expert.to(tl.int64)[:, None] * H + columns[None, :]
+            added += tl.load(place, mask=mask, other=0.0).to(tl.float32) * share[:, None]
         total += tl.sum(added, 0)
     place = out + token.to(tl.int64) * out_stride + columns
     tl.store(place, total.to(out.dtype.element_ty), mask=inside)
