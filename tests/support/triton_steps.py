@@ -32,8 +32,8 @@ def check_in_interpreter() -> None:
     keep_top._BLOCK = 64
     check_keep_top(keep_top.keep_top, vocab=70, kinds=("ties",))
     head = importlib.import_module("pelton.ops.lm_head_sample.triton")
-    for vocab in (1, 1500, 9000):
-        check_draw(head.drawer, vocab=vocab, dtype=torch.float32)
+    for vocab in (1, 8200):
+        check_draw(head.drawer, vocab=vocab, dtype=torch.float32, max_rows=5)
     noisy = importlib.import_module("pelton.ops.gumbel_argmax.triton")
     check_gumbel_argmax(noisy.gumbel_argmax, vocab=300)
     check_fused(head.fused, sizes=(130, 72), num_rows=3, dtype=torch.float16)
