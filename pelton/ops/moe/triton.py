@@ -83,7 +83,7 @@ def few(
     router_shape = shape("BLOCK_E", (16, 256, 4, 4))
     splits = _ROUTER_SPLITS
 
-    depends = {"DEPENDS": router.is_cuda, **({"launch_pdl": True} if router.is_cuda else {})}
+    depends = _depends(router)
 
     def steps(launch: Launch, x: torch.Tensor, out: torch.Tensor) -> None:
         num_tokens = x.shape[0]
@@ -188,6 +188,11 @@ def few(
     return functools.partial(steps, run)
 
 
+def _depends(router: torch.Tensor) -> dict[str, bool]:
+    """A launch begins while the one before it ends; Triton's interpreter does not know of it."""
+    return {"DEPENDS": True, "launch_pdl": True} if router.is_cuda else {"DEPENDS": False}
+
+
 @dataclass(frozen=True, slots=True)
 class SortedTiles:
     """tile: pairs; then BLOCK_N, BLOCK_K, STAGES, warps of each product."""
@@ -267,6 +272,7 @@ def many(
     is_float32 = signature.dtype == torch.float32
     router_tile = (32, 32, 32, 3, 4) if is_float32 else (64, 64, 64, 4, 4)
     sizes = {"H": signature.hidden_size, "INNER": signature.intermediate_size}
+    depends = _depends(router)
 
     def steps(launch: Launch, x: torch.Tensor, out: torch.Tensor) -> None:
         num_tokens = x.shape[0]
@@ -289,12 +295,12 @@ def many(
             E=num_experts,
             HAS_BIAS=router_bias is not None,
             SPLITS=1,
-            DEPENDS=False,
             BLOCK_T=tokens,
             BLOCK_E=experts,
             BLOCK_K=block_k,
             STAGES=stages,
             num_warps=warps,
+            **depends,
         )
         launch(
             choose_slots,
@@ -309,8 +315,17 @@ def many(
             BLOCK_T=8,
             BLOCK_E=block_e,
             num_warps=4,
+            **depends,
         )
-        launch(count_pairs, (num_experts,), memory.experts, memory.counts, num_pairs, BLOCK=2048)
+        launch(
+            count_pairs,
+            (num_experts,),
+            memory.experts,
+            memory.counts,
+            num_pairs,
+            BLOCK=2048,
+            **depends,
+        )
         launch(
             place_pairs,
             (num_experts,),
@@ -324,6 +339,7 @@ def many(
             BLOCK_E=block_e,
             TILE=shape.tile,
             BLOCK=2048,
+            **depends,
         )
         # Each expert that has pairs may leave a tile unfilled.
         most_tiles = num_pairs // shape.tile + min(num_experts, num_pairs)
@@ -350,6 +366,7 @@ def many(
             BLOCK_K=block_k,
             STAGES=stages,
             num_warps=warps,
+            **depends,
         )
         block_n, block_k, stages, warps = shape.down
         launch(
@@ -371,6 +388,7 @@ def many(
             BLOCK_K=block_k,
             STAGES=stages,
             num_warps=warps,
+            **depends,
         )
         launch(
             add_slots,
@@ -381,6 +399,7 @@ def many(
             H=signature.hidden_size,
             TOP_K=top_k,
             BLOCK=1024,
+            **depends,
         )
 
     if router.is_cuda and not memory.is_compiled:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pelton.ops.moe.triton_kernels import activated, chosen_of
 
@@ -24,8 +25,12 @@ def choose_slots(
     NORMALISE: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_E: tl.constexpr,
+    DEPENDS: tl.constexpr,
 ):
     """logits [T, E] -> weights [T, TOP_K] float32 and experts [T, TOP_K] int32, ascending."""
+    if DEPENDS:
+        gdc_launch_dependents()
+        gdc_wait()
     tokens = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     every = tl.arange(0, BLOCK_E)
     exists = tokens < num_tokens
@@ -39,8 +44,11 @@ def choose_slots(
 
 
 @triton.jit(do_not_specialize=["num_pairs"])
-def count_pairs(experts, counts, num_pairs, BLOCK: tl.constexpr):
+def count_pairs(experts, counts, num_pairs, BLOCK: tl.constexpr, DEPENDS: tl.constexpr):
     """experts [P] -> counts [E]. Program: an expert."""
+    if DEPENDS:
+        gdc_launch_dependents()
+        gdc_wait()
     expert = tl.program_id(0)
     total = tl.zeros([BLOCK], tl.int32)
     for start in range(0, num_pairs, BLOCK):
@@ -62,9 +70,13 @@ def place_pairs(
     BLOCK_E: tl.constexpr,
     TILE: tl.constexpr,
     BLOCK: tl.constexpr,
+    DEPENDS: tl.constexpr,
 ):
     """-> pairs [tiles * TILE], in order within an expert; tile_experts [tiles]; num_tiles [1].
     Program: an expert."""
+    if DEPENDS:
+        gdc_launch_dependents()
+        gdc_wait()
     expert = tl.program_id(0)
     every = tl.arange(0, BLOCK_E)
     tiles = tl.cdiv(tl.load(counts + every, mask=every < E, other=0), TILE)
@@ -108,9 +120,13 @@ def gate_up_sorted(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
+    DEPENDS: tl.constexpr,
 ):
     """x [T, H] -> inner [tiles * TILE, INNER]. Programs: a tile's columns side by side, so that its
     tokens, and an expert's weights, stay in L2."""
+    if DEPENDS:
+        gdc_launch_dependents()
+        gdc_wait()
     COLUMN_TILES: tl.constexpr = (INNER + BLOCK_N - 1) // BLOCK_N
     tile = tl.program_id(0) // COLUMN_TILES
     if tile >= tl.load(num_tiles):
@@ -166,8 +182,12 @@ def down_sorted(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
+    DEPENDS: tl.constexpr,
 ):
     """inner [tiles * TILE, INNER] -> results [P, H], times each pair's weight [P]."""
+    if DEPENDS:
+        gdc_launch_dependents()
+        gdc_wait()
     COLUMN_TILES: tl.constexpr = (H + BLOCK_N - 1) // BLOCK_N
     tile = tl.program_id(0) // COLUMN_TILES
     if tile >= tl.load(num_tiles):
@@ -200,8 +220,19 @@ def down_sorted(
 
 
 @triton.jit
-def add_slots(results, out, out_stride, H: tl.constexpr, TOP_K: tl.constexpr, BLOCK: tl.constexpr):
+def add_slots(
+    results,
+    out,
+    out_stride,
+    H: tl.constexpr,
+    TOP_K: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DEPENDS: tl.constexpr,
+):
     """results [T * TOP_K, H] -> out [T, H]: the sum of a token's."""
+    if DEPENDS:
+        gdc_launch_dependents()
+        gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < H
