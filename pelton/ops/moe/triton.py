@@ -29,7 +29,7 @@ class Tiles:
     """Measured on an H200 at Qwen3-30B-A3B's shape; see docs/performance.md."""
 
     gate_up: tuple[int, int, int, int] = (16, 256, 4, 2)  # BLOCK_I, BLOCK_K, STAGES, warps
-    down: tuple[int, int, int, int] = (32, 256, 3, 4)  # BLOCK_H, BLOCK_K, STAGES, warps
+    down: tuple[int, int, int, int] = (64, 128, 4, 4)  # BLOCK_H, BLOCK_K, STAGES, warps
 
 
 class Memory:
