@@ -133,7 +133,8 @@ def main(fd: int, text: str) -> None:
     prompts = Prompts(config.model.vocab_size, config.seed)
     side.generate(prompts.draw(1, 128), 1)
     write({"first_token": True})
-    llm.settle()
+    if request.cases:
+        llm.settle()
     device = machine.torch_device(config.device)
     context = report.engine_context(args, config)
     context["machine"] = dataclasses.asdict(machine.facts(device))
