@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pelton.config.engine import EngineConfig
 from pelton.config.model import ModelConfig
 from pelton.config.quant import QuantConfig
 from pelton.core.kv.spec import page_bytes_of
@@ -54,6 +55,12 @@ def weight_bytes(
     share = min(read / quantised.num_elements, 1.0) if quantised.num_elements else 0.0
     packed = round(share * quantised.num_elements)
     return (read - packed) * ELEMENT_BYTES[dtype] + round(share * quantised.num_bytes)
+
+
+def bytes_per_element(config: EngineConfig) -> float:
+    """Of the weights that a decode step reads, on average."""
+    num_elements = weight_bytes(config.model, "float32") // ELEMENT_BYTES["float32"]
+    return weight_bytes(config.model, config.dtype, config.quantization) / num_elements
 
 
 def kv_bytes(config: ModelConfig, kv_dtype: str, num_tokens: int) -> int:

@@ -10,13 +10,18 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 import pelton
+from pelton.device.native import peaks
+from pelton.device.native.library import library
 
 _ROUNDS = 5
+# Within a core's cache, the last level's share, the embedded model in bfloat16, far beyond.
+_READ_MIB = (1, 8, 32, 128, 256, 512)
 _CPUINFO = Path("/proc/cpuinfo")
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
@@ -79,6 +84,21 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
     square = torch.rand(side, side, device=device).to(dtype)
     flops = 2 * side**3 / _best_seconds(lambda: square @ square, device)
     return Ceilings(read_bytes_per_s=read, flops_per_s=flops)
+
+
+def cpu_peaks() -> dict[str, Any]:
+    """What the CPU's kernels could at most do, by their own threads: bytes read per second by the
+    size of what is read over and over, operations per second by the kind of product. {} without
+    compiled kernels."""
+    kernels = library()
+    if kernels is None:
+        return {}
+    reads = peaks.read_rates(kernels, tuple(size * 2**20 for size in _READ_MIB))
+    return {
+        "threads": torch.get_num_threads(),
+        "read_bytes_per_s": {f"{size >> 20} MiB": rate for size, rate in reads.items()},
+        "flops_per_s": peaks.product_rates(kernels),
+    }
 
 
 def _best_seconds(work: Callable[[], object], device: torch.device) -> float:

@@ -212,12 +212,12 @@ def _product_floor(
     elements: int, num_tokens: int, config: EngineConfig, ceilings: Ceilings
 ) -> float:
     """Seconds of a product of num_tokens rows with a matrix, which is read once."""
-    read = elements * cost.ELEMENT_BYTES[config.dtype] / ceilings.read_bytes_per_s
+    read = elements * cost.bytes_per_element(config) / ceilings.read_bytes_per_s
     return max(read, 2 * elements * num_tokens / ceilings.flops_per_s)
 
 
 def _step_floor(config: EngineConfig, ceilings: Ceilings, shape: StepShape) -> float:
-    elements = cost.weight_bytes(config.model, config.dtype) // cost.ELEMENT_BYTES[config.dtype]
+    elements = cost.weight_bytes(config.model, "float32") // cost.ELEMENT_BYTES["float32"]
     kv = shape.num_context * cost.kv_bytes(config.model, config.cache.dtype, 1)
     products = _product_floor(elements, shape.num_tokens, config, ceilings)
     return products + kv / ceilings.read_bytes_per_s

@@ -12,6 +12,7 @@ from support.tiny import tiny_llama
 
 from pelton.bench import cost, machine, measure, profile
 from pelton.bench.profile import StepShape, explain, step_shape, tell
+from pelton.config.quant import QuantConfig
 from pelton.device.timeline import Span
 from pelton.engine.llm import LLM
 
@@ -89,6 +90,17 @@ def test_no_floors_are_guessed():
     explained = explain(_spans(step, step), CONFIG3, CEILINGS, SHAPE)
     assert all(line.floor == 0 for line in explained.lines)
     assert explained.floor > 0
+
+
+def test_weights_that_stay_quantised_are_fewer_bytes():
+    num_elements = cost.weight_bytes(MODEL, "float32") // 4
+    half = QuantConfig(scheme="gguf", num_elements=num_elements // 2, num_bytes=num_elements // 4)
+    config = dataclasses.replace(CONFIG3, quantization=half)
+    assert cost.bytes_per_element(CONFIG3) == 4
+    assert cost.bytes_per_element(config) == pytest.approx((4 + 0.5) / 2)
+    all_of_it = dataclasses.replace(half, num_elements=2 * num_elements, num_bytes=num_elements)
+    config = dataclasses.replace(CONFIG3, quantization=all_of_it)
+    assert cost.bytes_per_element(config) == 0.5, "the embedding counts there, and not here"
 
 
 def test_overlap_is_a_gap_below_zero():

@@ -112,7 +112,16 @@ SUBJECTS = (
     Subject("qwen3-0.6b", "cuda", "qwen3-0.6b", _GPU_ENGINE, 9, _GPU),
     Subject("qwen3-8b", "cuda", "qwen3-8b", _GPU_ENGINE, 5, _GPU + _LONG),
     Subject("qwen3-30b-a3b", "cuda", "qwen3-30b-a3b", _GPU_ENGINE, 3, _SPARSE),
-    Subject("smollm2-bf16", "cpu", None, {"dtype": "bfloat16"}, 5, _CPU, "ready"),
+    Subject(
+        "smollm2-bf16",
+        "cpu",
+        None,
+        {"dtype": "bfloat16", "quantization": "dequantise"},
+        5,
+        _CPU,
+        "ready",
+    ),
+    Subject("smollm2-q4_1", "cpu", None, {"quantization": "gguf"}, 5, _PACKED, "ready"),
 )
 
 

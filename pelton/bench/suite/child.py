@@ -143,7 +143,8 @@ def main(fd: int, text: str) -> None:
     Rounds(request.cases, request.iterations, request.deadline).run(side, prompts, write)
     if request.cases:
         ceilings = machine.measure_ceilings(device, getattr(torch, config.dtype))
-        write({"ceilings": dataclasses.asdict(ceilings)})
+        peaks = machine.cpu_peaks() if device.type == "cpu" else {}
+        write({"ceilings": dataclasses.asdict(ceilings), "peaks": peaks})
         if request.profile is not None:
             _profile(request, side, prompts, config, ceilings, write)
     # Without an orderly end of everything: what was measured is written, and the next one waits.

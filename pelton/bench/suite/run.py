@@ -25,7 +25,7 @@ from pelton.bench.options import SuiteOptions
 from pelton.bench.suite.cases import Case, Subject, Timing, chosen
 from pelton.bench.suite.child import Request
 from pelton.bench.suite.figures import PEERS
-from pelton.bench.suite.table import HEADER, Row, line, row_of_start, rows_of_case
+from pelton.bench.suite.table import HEADER, Row, line, peak_lines, row_of_start, rows_of_case
 from pelton.config.engine import EngineArgs
 from pelton.errors import ConfigError
 
@@ -160,6 +160,8 @@ class _Run:
                     self._result.note(subject.name, **event["context"])
                 elif "ceilings" in event:
                     self._result.note(subject.name, **event)
+                    for text in peak_lines(event["peaks"]):
+                        print(text)
         finally:
             if not is_ready:
                 self._add_start("start_warm", None, fault)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pelton.bench.suite.cases import Case, Subject, Timing
 from pelton.bench.suite.figures import EQUAL, PEERS, Figure
@@ -45,7 +46,7 @@ def _row(
     peer = PEERS.get(subject.name)
     figure = peer.figures.get(name) if peer else None
     ratio = None
-    status = why
+    status = why if value is None else ""
     if value is not None and figure is not None:
         ratio = _speed_ratio(value, figure.peer, unit)
         status = "met" if _is_met(value, figure, unit) else "missed"
@@ -72,6 +73,18 @@ def _is_met(value: float, figure: Figure, unit: str) -> bool:
 def _speed_ratio(value: float, other: float, unit: str) -> float:
     """Above 1: `value` is the quicker of the two."""
     return value / other if unit == "tokens/s" else other / value
+
+
+def peak_lines(peaks: dict[str, Any]) -> list[str]:
+    """What the CPU can do at most (machine.cpu_peaks), for people."""
+    if not peaks:
+        return []
+    reads = ", ".join(f"{size} {v / 1e9:.1f}" for size, v in peaks["read_bytes_per_s"].items())
+    products = ", ".join(f"{kind} {v / 1e9:.0f}" for kind, v in peaks["flops_per_s"].items())
+    return [
+        f"reads     GB/s by {peaks['threads']} threads: {reads}",
+        f"products  GFLOP/s by {peaks['threads']} threads: {products}",
+    ]
 
 
 HEADER = (

@@ -149,5 +149,7 @@ def _load(path: str, level: str) -> Library:
         pack = getattr(functions, name)
         pack.argtypes = [_POINTER, _INT64, _INT64, _INT64, _POINTER]
         pack.restype = None
+    functions.pelton_peak_operations.argtypes = [ctypes.c_int]
+    functions.pelton_peak_operations.restype = _INT64
     has_amx = level == "amx" and bool(functions.pelton_request_amx())
     return Library(functions=functions, level=level, has_amx=has_amx)

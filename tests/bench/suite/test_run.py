@@ -31,7 +31,7 @@ ALL = [
     {"case": "decode1", "timing": [1.0, 5.0]},
     {"case": "prefill", "error": "ValueError: no"},
     {"case": "decode1", "timing": [1.0, 9.0]},
-    {"ceilings": {"flops_per_s": 1.0}},
+    {"ceilings": {"flops_per_s": 1.0}, "peaks": {}},
 ]
 
 
@@ -74,6 +74,7 @@ def test_rows_and_file(scripted, tmp_path, capsys):
     assert rows["first_token"]["value"] == 1000.0
     assert rows["prefill"]["status"] == "ValueError: no"
     assert 0 < rows["start_warm"]["value"] < 60
+    assert rows["start_warm"]["status"] == "", "nothing to be compared with"
     assert result["subjects"]["tiny"]["timings_s"]["decode1"] == [[1.0, 5.0], [1.0, 9.0]]
     assert result["subjects"]["tiny"]["ceilings"] == {"flops_per_s": 1.0}
     cold, warm = started

@@ -58,6 +58,14 @@ def test_a_start():
     assert row_of_start(SUBJECT, "start_warm", None, "why").status == "why"
 
 
+def test_peaks_are_told():
+    peaks = {"threads": 2, "read_bytes_per_s": {"8 MiB": 5e10}, "flops_per_s": {"float32": 3e11}}
+    reads, products = table.peak_lines(peaks)
+    assert reads.endswith("by 2 threads: 8 MiB 50.0")
+    assert products.endswith("by 2 threads: float32 300")
+    assert table.peak_lines({}) == []
+
+
 def test_lines_are_columns():
     (decode,) = rows_of_case(SUBJECT, DECODE, [(1.0, 1.002), (1.0, 1.004)], "")
     (other,) = rows_of_case(SUBJECT, Case("o", "output", 10, 5, 9999), [(0.0, 1.0)], "")
