@@ -1,13 +1,14 @@
 # docker build -t pelton . && docker run -p 8000:8000 pelton [MODEL] [flags of pelton serve]
 FROM python:3.12-slim AS build
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE ./
+# Kernels for the CPU go into the wheel.
+RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev
+COPY pyproject.toml setup.py README.md LICENSE ./
 COPY pelton pelton
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
 FROM python:3.12-slim
-# Products on the CPU are in C, compiled on first use.
-RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev libgomp1 \
+RUN apt-get update && apt-get install -y --no-install-recommends libgomp1 \
     && rm -rf /var/lib/apt/lists/*
 # TORCH_INDEX=https://download.pytorch.org/whl/cu128 for NVIDIA GPUs.
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu

@@ -1,4 +1,5 @@
-"""The kernels' library, compiled on first use and kept per machine.
+"""The kernels' library: compiled on first use and kept per machine; without a compiler, the one
+that the wheel brings for the CPU's level.
 
 A library is named by what went into it (sources, options, compiler, CPU flags), so a folder that
 several machines share holds one for each, and a change of any makes a new one. What has been made
@@ -14,12 +15,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from pelton.device.native.levels import Level, cpu_flags
 
 _SOURCES = Path(__file__).parent
+_PREBUILT = _SOURCES / "prebuilt"  # in a wheel (setup.py)
 _OPTIONS = ("-O3", "-fPIC", "-pthread", "-Wno-psabi")
 _TRIAL = """
 import ctypes, sys
@@ -33,38 +36,59 @@ class BuildError(Exception):
 
 
 def build(level: Level) -> Path:
-    """The path of a library that has been tried. Raises BuildError."""
-    compiler = _compiler()
-    folder = _cache_folder()
-    sources = sorted(_SOURCES.glob("*.[ch]"))
-    digest = hashlib.sha256()
-    for source in sources:
-        digest.update(source.read_bytes())
-    for word in (*_OPTIONS, *level.options, compiler, *sorted(cpu_flags())):
-        digest.update(word.encode() + b"\0")
-    library = folder / f"{level.name}-{digest.hexdigest()[:16]}.so"
+    """The path of a library that has been tried: compiled here or, without a compiler, brought
+    by the package. Raises BuildError."""
+    try:
+        compiler = _compiler()
+    except BuildError:
+        return _install(level)
+    words = (*_OPTIONS, *level.options, compiler, *sorted(cpu_flags()))
+    library = _cache_folder() / f"{level.name}-{_digest(words)}.so"
     if not library.exists():
-        _compile(compiler, level, sources, library)
+        _finish(library, level, lambda unfinished: _compile(compiler, level, unfinished))
     return library
 
 
-def _compile(compiler: str, level: Level, sources: list[Path], library: Path) -> None:
+def prebuild(level: Level, folder: Path) -> Path:
+    """Compile a library for the package that `folder` is of; it is not tried. Raises BuildError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    library = folder / _prebuilt_name(level)
+    _compile(_compiler(), level, str(library))
+    return library
+
+
+def _install(level: Level) -> Path:
+    """Nothing in the package is ever written, so what has been tried lies with what is compiled."""
+    prebuilt = _PREBUILT / _prebuilt_name(level)
+    if not prebuilt.exists():
+        raise BuildError("no C compiler (install gcc or clang)")
+    library = _cache_folder() / f"prebuilt-{level.name}-{_digest(sorted(cpu_flags()))}.so"
+    if not library.exists():
+        _finish(library, level, lambda unfinished: shutil.copyfile(prebuilt, unfinished))
+    return library
+
+
+def _prebuilt_name(level: Level) -> str:
+    """By its sources, so that what was left from others is not taken for theirs."""
+    return f"{level.name}-{_digest((*_OPTIONS, *level.options))}.so"
+
+
+def _digest(words: Iterable[str]) -> str:
+    """Of the sources and whatever else counts."""
+    digest = hashlib.sha256()
+    for source in sorted(_SOURCES.glob("*.[ch]")):
+        digest.update(source.read_bytes())
+    for word in words:
+        digest.update(word.encode() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def _finish(library: Path, level: Level, make: Callable[[str], object]) -> None:
     """Make, try, and only then give the library its name: others may look at the same time."""
     handle, unfinished = tempfile.mkstemp(dir=library.parent, suffix=".part")
     os.close(handle)
     try:
-        units = [source for source in sources if source.suffix == ".c"]
-        with tempfile.TemporaryDirectory() as folder:
-            objects = [os.path.join(folder, f"{unit.stem}.o") for unit in units]
-            _run_all(
-                [
-                    [compiler, *_OPTIONS, *level.options, "-c", str(unit), "-o", target]
-                    for unit, target in zip(units, objects, strict=True)
-                ],
-                level,
-            )
-            link = [compiler, *_OPTIONS, "-shared", *level.options, *objects, "-o", unfinished]
-            _run_all([[*link, "-lm"]], level)
+        make(unfinished)
         trial = [sys.executable, "-I", "-S", "-c", _TRIAL, unfinished]
         tried = subprocess.run(trial, capture_output=True, timeout=60)
         if tried.returncode:
@@ -74,6 +98,22 @@ def _compile(compiler: str, level: Level, sources: list[Path], library: Path) ->
         raise BuildError(f"cannot build kernels of level {level.name}: {error}") from error
     finally:
         Path(unfinished).unlink(missing_ok=True)
+
+
+def _compile(compiler: str, level: Level, library: str) -> None:
+    units = sorted(_SOURCES.glob("*.c"))
+    options = [compiler, *_OPTIONS, *level.options]
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            objects = [os.path.join(folder, f"{unit.stem}.o") for unit in units]
+            commands = [
+                [*options, "-c", str(unit), "-o", target]
+                for unit, target in zip(units, objects, strict=True)
+            ]
+            _run_all(commands, level)
+            _run_all([[*options, "-shared", *objects, "-o", library, "-lm"]], level)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BuildError(f"cannot build kernels of level {level.name}: {error}") from error
 
 
 def _run_all(commands: list[list[str]], level: Level) -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import logging
+import platform
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -85,3 +89,41 @@ def test_a_folder_that_others_may_write_in_is_passed_over(own_cache, tmp_path, m
     path = build(usable_levels()[-1])
     assert path.parent.parent == tmp_path
     assert path.parent.stat().st_mode & 0o077 == 0
+
+
+@needs_compiler
+def test_without_a_compiler_what_came_with_the_package_is_tried_and_serves(
+    own_cache, tmp_path, monkeypatch, caplog
+):
+    level = usable_levels()[-1]
+    prebuilt = build_module.prebuild(level, tmp_path / "prebuilt")
+    monkeypatch.setattr(build_module, "_PREBUILT", prebuilt.parent)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CC", raising=False)
+    found = library_module.library()
+    assert found is not None
+    assert found.level == level.name, "a level that did not come is passed over"
+    assert found.functions.pelton_try() == 0
+    assert not caplog.records
+    (installed,) = own_cache.iterdir()
+    assert installed.read_bytes() == prebuilt.read_bytes()
+    # Of other sources it is none of ours.
+    prebuilt.rename(prebuilt.with_name(f"{level.name}-0123456789abcdef.so"))
+    library_module.library.cache_clear()
+    assert library_module.library() is None
+    (record,) = caplog.records
+    assert "install gcc or clang" in record.message
+
+
+def test_a_wheel_without_a_compiler_has_no_kernels_and_says_so(tmp_path):
+    root = Path(build_module.__file__).parents[3]
+    command = [sys.executable, "setup.py", "-q", "build_py", "--build-lib", str(tmp_path / "lib")]
+    done = subprocess.run(
+        command, cwd=root, env={"PATH": ""}, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "lib" / "pelton" / "device" / "native" / "linear.c").exists()
+    assert not list(tmp_path.rglob("*.so"))
+    for level in LEVELS:
+        if level.machine == platform.machine():
+            assert f"No kernels of level {level.name} in the wheel: no C compiler" in done.stderr
