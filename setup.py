@@ -5,6 +5,7 @@ first use."""
 from __future__ import annotations
 
 import platform
+import shutil
 import sys
 from pathlib import Path
 
@@ -24,6 +25,7 @@ class BuildWithKernels(build_py):
         if self.editable_mode:
             return
         folder = Path(self.build_lib, "pelton", "device", "native", "prebuilt")
+        shutil.rmtree(folder, ignore_errors=True)  # of an earlier build
         for level in LEVELS:
             if level.machine != platform.machine():
                 continue
@@ -42,7 +44,10 @@ class PlatformWheel(bdist_wheel):
 
     def run(self) -> None:
         self.run_command("build_py")
-        self.root_is_pure = not self._has_kernels()
+        if self._has_kernels():
+            # What setuptools asks to find out where the package's files go.
+            self.distribution.has_ext_modules = lambda: True
+            self.root_is_pure = False
         super().run()
 
     def get_tag(self) -> tuple[str, str, str]:
