@@ -15,7 +15,7 @@ import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from pelton.ops.product import ProductSignature
-from pelton.ops.triton_product_kernels import activate, few_rows, one_row, rms_norm
+from pelton.ops.triton_product_kernels import activate, few_rows, held_rows, rms_norm
 
 FEW = 64
 """Rows up to which weights stream through `few_rows`; above, cuBLAS is as fast."""
@@ -63,7 +63,7 @@ def workspace(device: torch.device) -> Workspace:
 
 @dataclass(frozen=True, slots=True)
 class RowTile:
-    """Of `one_row`."""
+    """Of `held_rows`."""
 
     block_n: int
     block_k: int
@@ -147,16 +147,17 @@ def _kind(argument: object) -> object:
     return type(argument) if isinstance(argument, float) else argument
 
 
-def bind_one_row(
+def bind_held_rows(
     signature: ProductSignature,
     weight: torch.Tensor,
+    rows: int,
     *,
     is_added: bool = False,
     norm_weight: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     tile: RowTile | None = None,
 ) -> Product:
-    """kernel(x, out): x [1, K], out [1, N] or [1, N / 2], its rows dense."""
+    """kernel(x, out) for 1 to `rows` rows, a power of 2; elements of a row dense."""
     num_features, num_columns = weight.shape
     num_out = num_features // (1 if signature.activation is None else 2)
     tile = tile or row_tile(signature)
@@ -166,6 +167,7 @@ def bind_one_row(
         "ACTIVATION": signature.activation or "",
         "HAS_NORM": norm_weight is not None,
         "HAS_BIAS": bias is not None,
+        "ROWS": rows,
         "BLOCK_N": tile.block_n,
         "BLOCK_K": tile.block_k,
         "HAS_MORE": num_columns > tile.block_k,
@@ -175,12 +177,16 @@ def bind_one_row(
         **_dependent(weight),
     }
     fixed = (weight, norm_weight, bias)
-    sizes = (num_features, num_columns, signature.norm_eps or 0.0)
+    eps = signature.norm_eps or 0.0
     if weight.is_cuda:
-        _compile(one_row, weight.dtype, *fixed, weight.dtype, *sizes, **options)
+        dtype, sizes = weight.dtype, (num_features, num_columns)
+        _compile(held_rows, dtype, *fixed, dtype, *sizes, 1, num_columns, num_out, eps, **options)
 
     def kernel(x: torch.Tensor, out: torch.Tensor) -> None:
-        one_row[grid](x, *fixed, out, *sizes, **options)
+        held_rows[grid](
+            x, *fixed, out, num_features, num_columns, x.shape[0], x.stride(0), out.stride(0), eps,
+            **options,
+        )  # fmt: skip
 
     return kernel
 
