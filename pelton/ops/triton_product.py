@@ -82,16 +82,22 @@ class Tile:
     num_warps: int = 4
 
 
-def row_tile(signature: ProductSignature) -> RowTile:
+def row_tile(signature: ProductSignature, rows: int) -> RowTile:
     """Measured on an H200 at the shapes of Qwen3 0.6B and 8B."""
     columns, features = signature.in_features, signature.out_features
-    is_wide = features >= 2**16
+    is_gated, is_wide = signature.activation is not None, features >= 2**16
+    above = max(128, _power_above(columns))
+    if rows > 1:
+        if is_gated or is_wide:
+            return RowTile(4, min(512, above), 2)
+        if features <= 2048 and columns > 1024:
+            return RowTile(2, 4096, 8) if columns > 2048 else RowTile(4, 2048, 4)
+        return RowTile(4, min(1024, above), 4)
     if columns <= 1024:
-        block_k = max(128, _power_above(columns))
-        return RowTile(4, block_k, 4) if is_wide else RowTile(2, block_k, 2)
+        return RowTile(4, above, 4) if is_wide else RowTile(2, above, 2)
     if columns <= 2048:
         return RowTile(4, 2048, 4)
-    if signature.activation is not None or is_wide:
+    if is_gated or is_wide:
         return RowTile(2, 4096, 4)
     if features <= 2048:
         return RowTile(4, 4096, 8)
@@ -160,7 +166,7 @@ def bind_held_rows(
     """kernel(x, out) for 1 to `rows` rows, a power of 2; elements of a row dense."""
     num_features, num_columns = weight.shape
     num_out = num_features // (1 if signature.activation is None else 2)
-    tile = tile or row_tile(signature)
+    tile = tile or row_tile(signature, rows)
     grid = (-(-num_out // tile.block_n),)
     options: dict[str, Any] = {
         "IS_ADDED": is_added,
@@ -249,7 +255,14 @@ class FewRows:
         """For the copy engine, which takes rows that begin at multiples of 16 bytes."""
         if not self._is_on_gpu or (x.data_ptr() | x.stride(0) * x.element_size()) % 16:
             return None
-        return TensorDescriptor.from_tensor(x, [self._tile.block_t, self._tile.block_k])
+        tile = self._tile
+        num_rows = -(-x.shape[0] // tile.block_t) * tile.block_t
+        end = x.storage_offset() + (num_rows - 1) * x.stride(0) + x.shape[1]
+        if end * x.element_size() <= x.untyped_storage().nbytes():
+            # It is slow to leave rows out. It may as well read what lies behind x: nobody looks at
+            # the sums of those rows.
+            x = x.as_strided((num_rows, x.shape[1]), x.stride())
+        return TensorDescriptor.from_tensor(x, [tile.block_t, tile.block_k])
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor) -> None:
         num_rows = x.shape[0]

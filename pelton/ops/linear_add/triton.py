@@ -13,6 +13,12 @@ def one_row(
     return bind_held_rows(signature, weight, 1, is_added=True, bias=bias)
 
 
+def two_rows(
+    signature: ProductSignature, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> Kernel:
+    return bind_held_rows(signature, weight, 2, is_added=True, bias=bias)
+
+
 def few_rows(
     signature: ProductSignature, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> Kernel:

@@ -29,6 +29,20 @@ def one_row(
     return kernel
 
 
+def two_rows(
+    signature: ProductSignature,
+    weight: torch.Tensor,
+    norm_weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+) -> Kernel:
+    product = bind_held_rows(signature, weight, 2, norm_weight=norm_weight, bias=bias)
+
+    def kernel(x: torch.Tensor, out: torch.Tensor, scratch: torch.Tensor) -> None:
+        product(x, out)
+
+    return kernel
+
+
 def few_rows(
     signature: ProductSignature,
     weight: torch.Tensor,
