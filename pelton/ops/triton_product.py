@@ -15,7 +15,7 @@ import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from pelton.ops.product import ProductSignature
-from pelton.ops.triton_product_kernels import activate, few_rows, held_rows, rms_norm
+from pelton.ops.triton_product_kernels import activate, few_rows, one_row, rms_norm
 
 FEW = 64
 """Rows up to which weights stream through `few_rows`; above, cuBLAS is as fast."""
@@ -63,7 +63,7 @@ def workspace(device: torch.device) -> Workspace:
 
 @dataclass(frozen=True, slots=True)
 class RowTile:
-    """Of `held_rows`."""
+    """Of `one_row`."""
 
     block_n: int
     block_k: int
@@ -82,22 +82,16 @@ class Tile:
     num_warps: int = 4
 
 
-def row_tile(signature: ProductSignature, rows: int) -> RowTile:
+def row_tile(signature: ProductSignature) -> RowTile:
     """Measured on an H200 at the shapes of Qwen3 0.6B and 8B."""
     columns, features = signature.in_features, signature.out_features
-    is_gated, is_wide = signature.activation is not None, features >= 2**16
-    above = max(128, _power_above(columns))
-    if rows > 1:
-        if is_gated or is_wide:
-            return RowTile(4, min(512, above), 2)
-        if features <= 2048 and columns > 1024:
-            return RowTile(2, 4096, 8) if columns > 2048 else RowTile(4, 2048, 4)
-        return RowTile(4, min(1024, above), 4)
+    is_wide = features >= 2**16
     if columns <= 1024:
-        return RowTile(4, above, 4) if is_wide else RowTile(2, above, 2)
+        block_k = max(128, _power_above(columns))
+        return RowTile(4, block_k, 4) if is_wide else RowTile(2, block_k, 2)
     if columns <= 2048:
         return RowTile(4, 2048, 4)
-    if is_gated or is_wide:
+    if signature.activation is not None or is_wide:
         return RowTile(2, 4096, 4)
     if features <= 2048:
         return RowTile(4, 4096, 8)
@@ -153,27 +147,25 @@ def _kind(argument: object) -> object:
     return type(argument) if isinstance(argument, float) else argument
 
 
-def bind_held_rows(
+def bind_one_row(
     signature: ProductSignature,
     weight: torch.Tensor,
-    rows: int,
     *,
     is_added: bool = False,
     norm_weight: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     tile: RowTile | None = None,
 ) -> Product:
-    """kernel(x, out) for 1 to `rows` rows, a power of 2; elements of a row dense."""
+    """kernel(x, out): x [1, K], out [1, N] or [1, N / 2], its rows dense."""
     num_features, num_columns = weight.shape
     num_out = num_features // (1 if signature.activation is None else 2)
-    tile = tile or row_tile(signature, rows)
+    tile = tile or row_tile(signature)
     grid = (-(-num_out // tile.block_n),)
     options: dict[str, Any] = {
         "IS_ADDED": is_added,
         "ACTIVATION": signature.activation or "",
         "HAS_NORM": norm_weight is not None,
         "HAS_BIAS": bias is not None,
-        "ROWS": rows,
         "BLOCK_N": tile.block_n,
         "BLOCK_K": tile.block_k,
         "HAS_MORE": num_columns > tile.block_k,
@@ -183,16 +175,12 @@ def bind_held_rows(
         **_dependent(weight),
     }
     fixed = (weight, norm_weight, bias)
-    eps = signature.norm_eps or 0.0
+    sizes = (num_features, num_columns, signature.norm_eps or 0.0)
     if weight.is_cuda:
-        dtype, sizes = weight.dtype, (num_features, num_columns)
-        _compile(held_rows, dtype, *fixed, dtype, *sizes, 1, num_columns, num_out, eps, **options)
+        _compile(one_row, weight.dtype, *fixed, weight.dtype, *sizes, **options)
 
     def kernel(x: torch.Tensor, out: torch.Tensor) -> None:
-        held_rows[grid](
-            x, *fixed, out, num_features, num_columns, x.shape[0], x.stride(0), out.stride(0), eps,
-            **options,
-        )  # fmt: skip
+        one_row[grid](x, *fixed, out, *sizes, **options)
 
     return kernel
 

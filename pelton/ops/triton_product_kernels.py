@@ -1,7 +1,7 @@
 """Triton kernels of the product ops, for a Hopper GPU and few rows of input.
 
 With few rows a product is a stream of weights through memory, and everything else must hide
-behind it. `held_rows` holds tiles of weights in registers and multiplies them by few rows of x; RMS
+behind it. `one_row` holds tiles of weights in registers and multiplies them by one row of x; RMS
 norm, bias, gate and residual are done on the way. `few_rows` copies weights to shared memory,
 several tiles ahead, for the matrix units. Both may be launched while the kernel before them still
 runs (programmatic dependent launch): what they read before `gdc_wait` was there before that kernel.
@@ -20,26 +20,27 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 def _tile(
     pointer,
     rows,
-    columns,
-    stride,
+    start,
     num_rows,
     num_columns,
+    BLOCK_K: tl.constexpr,
     IS_WHOLE: tl.constexpr,
     POLICY: tl.constexpr,
 ):
-    """Elements of a matrix at rows x columns, whose shapes broadcast; zeros past its end."""
-    place = pointer + rows.to(tl.int64) * stride + columns
+    """[len(rows), BLOCK_K] of a matrix, from column `start` on; zeros past its end."""
+    columns = start + tl.arange(0, BLOCK_K)
+    place = pointer + rows.to(tl.int64)[:, None] * num_columns + columns[None, :]
     if IS_WHOLE:
         return tl.load(place, eviction_policy=POLICY)
     else:
-        mask = (rows < num_rows) & (columns < num_columns)
+        mask = (rows[:, None] < num_rows) & (columns[None, :] < num_columns)
         return tl.load(place, mask=mask, other=0.0, eviction_policy=POLICY)
 
 
 @triton.jit
-def _folded(product, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
+def _folded(product, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
     """Sums of 8 neighbours, which one thread has: an eighth of the registers."""
-    return tl.sum(tl.reshape(product, [ROWS, BLOCK_N, BLOCK_K // 8, 8]), 3)
+    return tl.sum(tl.reshape(product, [BLOCK_N, BLOCK_K // 8, 8]), 2)
 
 
 @triton.jit
@@ -52,8 +53,8 @@ def _activated(gate, up, ACTIVATION: tl.constexpr):
         return gate / (1.0 + tl.exp(-gate)) * up
 
 
-@triton.jit(do_not_specialize=["num_rows"])
-def held_rows(
+@triton.jit
+def one_row(
     x,
     weight,
     norm_weight,
@@ -61,104 +62,78 @@ def held_rows(
     out,
     num_features,
     num_columns,
-    num_rows,
-    x_stride,
-    out_stride,
     eps,
     IS_ADDED: tl.constexpr,
     ACTIVATION: tl.constexpr,
     HAS_NORM: tl.constexpr,
     HAS_BIAS: tl.constexpr,
-    ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     HAS_MORE: tl.constexpr,
     IS_WHOLE: tl.constexpr,
     DEPENDS: tl.constexpr,
 ):
-    """x [T, K], weight [N, K] -> out [T, N], or [T, N / 2] with an activation, for T up to ROWS.
+    """x [K], weight [N, K] -> out [N], or [N / 2] with an activation; a program makes BLOCK_N.
 
-    A program makes BLOCK_N outputs of each row. The norm's scale is the same for all products of a
-    row, so it is multiplied at the end. Below: R rows of x, N outputs, K columns.
+    The norm's scale is the same for all products of a row, so it is multiplied at the end.
     """
     if DEPENDS:
         gdc_launch_dependents()
     IS_GATED: tl.constexpr = ACTIVATION != ""
     num_out = num_features // 2 if IS_GATED else num_features
-    first = tl.program_id(0) * BLOCK_N
-    features_1N1 = first + tl.arange(0, BLOCK_N)[None, :, None]
-    tokens_R11 = tl.arange(0, ROWS)[:, None, None]
-    columns_11K = tl.arange(0, BLOCK_K)[None, None, :]
-    none_111 = tl.zeros([1, 1, 1], tl.int32)
-    w_1NK = _tile(
-        weight, features_1N1, columns_11K, num_columns, num_out, num_columns, IS_WHOLE,
-        "evict_first",
-    )  # fmt: skip
+    rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    first = tl.zeros([1], tl.int32)
+    w = _tile(weight, rows, 0, num_out, num_columns, BLOCK_K, IS_WHOLE, "evict_first")
     if IS_GATED:
-        u_1NK = _tile(
-            weight, features_1N1 + num_out, columns_11K, num_columns, num_features, num_columns,
-            IS_WHOLE, "evict_first",
-        )  # fmt: skip
+        u = _tile(
+            weight, rows + num_out, 0, num_features, num_columns, BLOCK_K, IS_WHOLE, "evict_first"
+        )
     if HAS_NORM:
-        g_11K = _tile(norm_weight, none_111, columns_11K, 0, 1, num_columns, IS_WHOLE, "")
+        g = _tile(norm_weight, first, 0, 1, num_columns, BLOCK_K, IS_WHOLE, "")
     if DEPENDS:
         gdc_wait()
-    HAS_ALL: tl.constexpr = IS_WHOLE and ROWS == 1
-    x_R1K = _tile(x, tokens_R11, columns_11K, x_stride, num_rows, num_columns, HAS_ALL, "").to(
-        tl.float32
-    )
+    x32 = _tile(x, first, 0, 1, num_columns, BLOCK_K, IS_WHOLE, "").to(tl.float32)
     if HAS_NORM:
-        squares_R1K = x_R1K * x_R1K
-        x_R1K *= g_11K.to(tl.float32)
-    total = _folded(w_1NK.to(tl.float32) * x_R1K, ROWS, BLOCK_N, BLOCK_K)
+        squares = x32 * x32
+        x32 *= g.to(tl.float32)
+    total = _folded(w.to(tl.float32) * x32, BLOCK_N, BLOCK_K)
     if IS_GATED:
-        total_up = _folded(u_1NK.to(tl.float32) * x_R1K, ROWS, BLOCK_N, BLOCK_K)
+        total_up = _folded(u.to(tl.float32) * x32, BLOCK_N, BLOCK_K)
     # Not a loop of no rounds, whose registers would count.
     if HAS_MORE:
         for k in range(BLOCK_K, num_columns, BLOCK_K):
-            w_1NK = _tile(
-                weight, features_1N1, k + columns_11K, num_columns, num_out, num_columns,
-                IS_WHOLE, "evict_first",
-            )  # fmt: skip
+            w = _tile(weight, rows, k, num_out, num_columns, BLOCK_K, IS_WHOLE, "evict_first")
             if IS_GATED:
-                u_1NK = _tile(
-                    weight, features_1N1 + num_out, k + columns_11K, num_columns, num_features,
-                    num_columns, IS_WHOLE, "evict_first",
+                u = _tile(
+                    weight, rows + num_out, k, num_features, num_columns, BLOCK_K, IS_WHOLE,
+                    "evict_first",
                 )  # fmt: skip
-            x_R1K = _tile(
-                x, tokens_R11, k + columns_11K, x_stride, num_rows, num_columns, HAS_ALL, ""
-            ).to(tl.float32)
+            x32 = _tile(x, first, k, 1, num_columns, BLOCK_K, IS_WHOLE, "").to(tl.float32)
             if HAS_NORM:
-                squares_R1K += x_R1K * x_R1K
-                x_R1K *= _tile(
-                    norm_weight, none_111, k + columns_11K, 0, 1, num_columns, IS_WHOLE, ""
-                ).to(tl.float32)
-            total += _folded(w_1NK.to(tl.float32) * x_R1K, ROWS, BLOCK_N, BLOCK_K)
+                g = _tile(norm_weight, first, k, 1, num_columns, BLOCK_K, IS_WHOLE, "")
+                squares += x32 * x32
+                x32 *= g.to(tl.float32)
+            total += _folded(w.to(tl.float32) * x32, BLOCK_N, BLOCK_K)
             if IS_GATED:
-                total_up += _folded(u_1NK.to(tl.float32) * x_R1K, ROWS, BLOCK_N, BLOCK_K)
-    result_RN = tl.sum(total, 2)
+                total_up += _folded(u.to(tl.float32) * x32, BLOCK_N, BLOCK_K)
+    result = tl.sum(total, 1)
     if IS_GATED:
-        up_RN = tl.sum(total_up, 2)
+        up = tl.sum(total_up, 1)
     if HAS_NORM:
-        scale_R1 = tl.rsqrt(tl.sum(squares_R1K, 2) / num_columns + eps)
-        result_RN *= scale_R1
+        scale = tl.rsqrt(tl.sum(squares) / num_columns + eps)
+        result *= scale
         if IS_GATED:
-            up_RN *= scale_R1
-    features_1N = first + tl.arange(0, BLOCK_N)[None, :]
-    tokens_R1 = tl.arange(0, ROWS)[:, None]
-    inside_1N = features_1N < num_out
+            up *= scale
+    mask = rows < num_out
     if HAS_BIAS:
-        result_RN += tl.load(bias + features_1N, mask=inside_1N, other=0.0).to(tl.float32)
+        result += tl.load(bias + rows, mask=mask, other=0.0).to(tl.float32)
         if IS_GATED:
-            bias_up_1N = tl.load(bias + num_out + features_1N, mask=inside_1N, other=0.0)
-            up_RN += bias_up_1N.to(tl.float32)
+            up += tl.load(bias + num_out + rows, mask=mask, other=0.0).to(tl.float32)
     if IS_GATED:
-        result_RN = _activated(result_RN, up_RN, ACTIVATION)
-    mask = inside_1N & (tokens_R1 < num_rows)
-    place = out + tokens_R1.to(tl.int64) * out_stride + features_1N
+        result = _activated(result, up, ACTIVATION)
     if IS_ADDED:
-        result_RN += tl.load(place, mask=mask, other=0.0).to(tl.float32)
-    tl.store(place, result_RN.to(out.dtype.element_ty), mask=mask)
+        result += tl.load(out + rows, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out + rows, result.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -177,11 +152,7 @@ def _weights(
     if HAS_DESCRIPTOR:
         return descriptor.load([first_row, start])
     else:
-        columns = start + tl.arange(0, BLOCK_K)[None, :]
-        return _tile(
-            weight, rows[:, None], columns, num_columns, num_rows, num_columns, IS_WHOLE,
-            "evict_first",
-        )  # fmt: skip
+        return _tile(weight, rows, start, num_rows, num_columns, BLOCK_K, IS_WHOLE, "evict_first")
 
 
 @triton.jit

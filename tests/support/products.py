@@ -127,7 +127,6 @@ def check_in_interpreter(op: str) -> None:
     for activation in ACTIVATIONS[op]:
         for name, rows, dtype, k, m in (
             ("one_row", (1,), torch.bfloat16, 1040, 12),
-            ("two_rows", (2,), torch.float32, 272, 10),
             ("few_rows", (1, 17), torch.float16, 1040, 132),
             ("fixed", (0, 3, 17), torch.float32, 48, 66),
         ):

@@ -19,7 +19,6 @@ from pelton.ops.registry import Candidate
 CANDIDATES = (
     Candidate("packed", "pelton.ops.linear.cpu:packed", takes_native, copies_weight=True),
     Candidate("one_row", "pelton.ops.linear.triton:one_row", takes_triton, max_rows=1),
-    Candidate("two_rows", "pelton.ops.linear.triton:two_rows", takes_triton, max_rows=2),
     Candidate("few_rows", "pelton.ops.linear.triton:few_rows", takes_triton, max_rows=64),
     Candidate("fixed", "pelton.ops.linear.triton:fixed", takes_triton_invariant),
     Candidate("matvec", "pelton.ops.linear.reference:matvec", takes_single_row, max_rows=1),

@@ -4,19 +4,13 @@ import torch
 
 from pelton.ops.product import ProductSignature
 from pelton.ops.registry import Kernel
-from pelton.ops.triton_product import bind_few_rows, bind_fixed, bind_held_rows
+from pelton.ops.triton_product import bind_few_rows, bind_fixed, bind_one_row
 
 
 def one_row(
     signature: ProductSignature, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> Kernel:
-    return bind_held_rows(signature, weight, 1, is_added=True, bias=bias)
-
-
-def two_rows(
-    signature: ProductSignature, weight: torch.Tensor, bias: torch.Tensor | None = None
-) -> Kernel:
-    return bind_held_rows(signature, weight, 2, is_added=True, bias=bias)
+    return bind_one_row(signature, weight, is_added=True, bias=bias)
 
 
 def few_rows(

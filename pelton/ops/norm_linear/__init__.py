@@ -22,7 +22,6 @@ from pelton.ops.registry import Candidate
 CANDIDATES = (
     Candidate("packed", "pelton.ops.norm_linear.cpu:packed", takes_native, copies_weight=True),
     Candidate("one_row", "pelton.ops.norm_linear.triton:one_row", takes_triton, max_rows=1),
-    Candidate("two_rows", "pelton.ops.norm_linear.triton:two_rows", takes_triton, max_rows=2),
     Candidate("few_rows", "pelton.ops.norm_linear.triton:few_rows", takes_triton, max_rows=64),
     Candidate("many_rows", "pelton.ops.norm_linear.triton:many_rows", takes_triton),
     Candidate("fixed", "pelton.ops.norm_linear.triton:fixed", takes_triton_invariant),

@@ -10,8 +10,8 @@ from pelton.ops.triton_product import (
     bind_activate,
     bind_few_rows,
     bind_fixed,
-    bind_held_rows,
     bind_norm,
+    bind_one_row,
 )
 
 
@@ -21,21 +21,7 @@ def one_row(
     norm_weight: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
 ) -> Kernel:
-    product = bind_held_rows(signature, weight, 1, norm_weight=norm_weight, bias=bias)
-
-    def kernel(x: torch.Tensor, out: torch.Tensor, scratch: torch.Tensor) -> None:
-        product(x, out)
-
-    return kernel
-
-
-def two_rows(
-    signature: ProductSignature,
-    weight: torch.Tensor,
-    norm_weight: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-) -> Kernel:
-    product = bind_held_rows(signature, weight, 2, norm_weight=norm_weight, bias=bias)
+    product = bind_one_row(signature, weight, norm_weight=norm_weight, bias=bias)
 
     def kernel(x: torch.Tensor, out: torch.Tensor, scratch: torch.Tensor) -> None:
         product(x, out)
