@@ -79,5 +79,8 @@ class CPUDevice:
     def compiling(self) -> AbstractContextManager[object]:
         return nullcontext()
 
+    def rehearsing(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
     def synchronize(self) -> None:
         return None

@@ -124,6 +124,9 @@ class FakeDevice:
     def compiling(self) -> AbstractContextManager[object]:
         return nullcontext()
 
+    def rehearsing(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
     def synchronize(self) -> None:
         self.run_until(self.num_done + len(self._queue))
 

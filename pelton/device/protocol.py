@@ -96,6 +96,11 @@ class Device(Protocol):
         and are there at the end."""
         ...
 
+    def rehearsing(self) -> AbstractContextManager[object]:
+        """Around launches on padding alone: where kernels are compiled on demand, those that would
+        be launched are compiled side by side, and not run."""
+        ...
+
     def synchronize(self) -> None:
         """Block the host until the queue is empty."""
         ...

@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -39,6 +39,33 @@ class CaptureReport:
             f"recorded  {self.num_recorded} shapes of steps in {self.seconds:.2f} s "
             f"(to warm them {self.warm_seconds:.2f} s){late}"
         )
+
+
+def rehearse(device: Device, runner: ModelRunner, executor: Executor, max_tokens: int) -> None:
+    """Have the kernels compiled that steps of all sizes need: of each class a shape for every power
+    of two, and steps too large for the ladder.
+
+    max_tokens: of a step.
+    """
+    keys = executor.unrecorded()
+    chosen = {
+        (shape.uniform_query_len, shape.num_tokens.bit_length(), shape.num_rows <= FEW_ROWS): shape
+        for shape, is_sampled in keys[::-1]
+        if is_sampled
+    }
+    shapes = list(chosen.values())
+    for largest in {shape.num_rows: shape for shape in shapes}.values():
+        tokens = max(max_tokens, largest.num_rows)
+        eager = replace(
+            largest, mode="eager", num_tokens=tokens, uniform_query_len=0, max_query_len=tokens
+        )
+        shapes.append(eager)
+    if shapes:
+        runner.rest()
+        with device.rehearsing():
+            for shape in shapes:
+                executor.warm(shape, is_sampled=True)
+        device.synchronize()
 
 
 class Recorder:

@@ -29,6 +29,7 @@ def fit_cache(
     device: MeasuredDevice,
     config: EngineConfig,
     assemble: Callable[[EngineConfig], Assembled],
+    rehearse: Callable[[Assembled], None],
     *,
     others: int,
     weights: int,
@@ -36,14 +37,16 @@ def fit_cache(
     """The configuration with as many KV blocks as there is room for, at most as many as it has, and
     with the table of memory.
 
-    assemble: a runner for a configuration, over the loaded model. others: bytes that were in use
-    before the model came. Raises ConfigError when max_model_len does not fit.
+    assemble: a runner for a configuration, over the loaded model. rehearse: has its kernels
+    compiled. others: bytes that were in use before the model came. Raises ConfigError when
+    max_model_len does not fit.
     """
     share = config.cache.memory_share
     assert share is not None, "the size of the cache is given"
     least = 2
     cache = replace(config.cache, num_blocks=least, num_host_pages=0)
     probe = assemble(replace(config, cache=cache))
+    rehearse(probe)
     kv_bytes, num_groups = probe.kv_bytes, len(with_tables(probe.groups))
     tokens = min(config.scheduler.max_num_batched_tokens, config.max_model_len - 1)
     warm_up(probe.runner, probe.reserved_slot, num_groups=num_groups, max_tokens=tokens)

@@ -34,7 +34,7 @@ from pelton.models.table import MODELS
 from pelton.quant.scheme import Scheme
 from pelton.quant.table import SCHEMES
 from pelton.runner.assemble import Assembled, assemble, attention_backend
-from pelton.runner.capture import Recorder
+from pelton.runner.capture import Recorder, rehearse
 from pelton.runner.heads.protocol import StepOutcome
 from pelton.runner.model_runner import ModelRunner
 from pelton.runner.self_test import TESTED_TOKENS, SelfTest
@@ -141,6 +141,7 @@ class Worker:
         move_costs: MoveCosts | None = None,
     ) -> None:
         self.phases: dict[str, float] = {}
+        self._in_phases = 0.0
         self.device = device or make_device(config)
         backend = attention_backend(config)
         build = BuildContext(
@@ -154,6 +155,7 @@ class Worker:
         )
         self.config = config
         self.late_compiles = LateCompiles()
+        self.late_compiles.stop()  # of an engine before this one
         self._is_recorded = False
         with torch.inference_mode():
             others = self._used_bytes()
@@ -170,11 +172,14 @@ class Worker:
                         cast(MeasuredDevice, self.device),
                         config,
                         assembled,
+                        self._rehearse,
                         others=others,
                         weights=self._used_bytes() - others,
                     )
             with self._phase("allocate"):
                 self._assembled = assembled(config)
+            if config.memory is None:
+                self._rehearse(self._assembled)
             num_groups = len(with_tables(self.groups))
             max_tokens = min(config.scheduler.max_num_batched_tokens, config.max_model_len - 1)
             with self._phase("warm up"):
@@ -195,13 +200,22 @@ class Worker:
 
     @contextlib.contextmanager
     def _phase(self, name: str) -> Iterator[None]:
-        """Times a phase of the start, and says what helps where memory is short."""
-        started = time.perf_counter()
+        """Times a phase of the start, less the phases in it, and says what helps where memory is
+        short."""
+        started, outside, self._in_phases = time.perf_counter(), self._in_phases, 0.0
         try:
             yield
         except torch.OutOfMemoryError as error:
             raise ConfigError(_out_of_memory(self.config, name)) from error
-        self.phases[name] = time.perf_counter() - started
+        elapsed = time.perf_counter() - started
+        self.phases[name] = elapsed - self._in_phases
+        self._in_phases = outside + elapsed
+
+    def _rehearse(self, made: Assembled) -> None:
+        if not self.device.records_when_asked:
+            with self._phase("compile kernels"):
+                most = self.config.scheduler.max_num_batched_tokens
+                rehearse(self.device, made.runner, made.executor, most)
 
     def _record(self) -> None:
         """The shapes that the first requests will have, and a test of them; the others come between
