@@ -235,6 +235,7 @@ class Worker:
             made.executor,
             with_tables(self.groups),
             reserved_slot=made.reserved_slot,
+            max_rows=self.config.scheduler.max_num_seqs,
         )
         config = self.config
         has_room = test.num_blocks <= config.cache.num_blocks

@@ -26,6 +26,7 @@ def made(engine: TinyEngine) -> SelfTest:
         assembled.executor,
         with_tables(assembled.groups),
         reserved_slot=assembled.reserved_slot,
+        max_rows=engine.config.scheduler.max_num_seqs,
     )
 
 
@@ -39,6 +40,12 @@ def test_it_passes_and_leaves_nothing(device):
     table = engine.worker._assembled.runner._tables.tensors[0]
     with torch._C.DisableTorchFunctionSubclass():
         assert not table[engine.worker._assembled.reserved_slot].any()
+
+
+def test_steps_have_no_more_rows_than_they_may():
+    engine = TinyEngine(tiny_llama(), graphs=GRAPHS, max_num_seqs=1)
+    with torch.inference_mode():
+        assert made(engine).run() == 2
 
 
 def test_a_replay_that_is_wrong_is_found(monkeypatch):
