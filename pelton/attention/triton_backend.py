@@ -10,7 +10,7 @@ from pelton.batch.input_batch import InputBatch
 from pelton.core.kv.spec import KVGroup
 from pelton.device.protocol import Device
 from pelton.ops.paged_attention import AttentionMetadata, AttentionSignature
-from pelton.ops.paged_attention.launch import StepShape, Workspace
+from pelton.ops.paged_attention.launch import StepShape, Workspace, is_fresh
 from pelton.ops.qkv_attention import TRITON, TRITON_FIXED
 from pelton.ops.registry import BoundOp, bind
 
@@ -39,6 +39,7 @@ class TritonBackend(PagedBackend):
             min_query_len=1 if batch.is_blank else int(lens.min(initial=shape.max_query_len)),
             max_query_len=shape.max_query_len,
             max_seq_len=shape.max_seq_len,
+            is_fresh=batch.is_blank or is_fresh(lens, batch.seq_len_bound_np),
         )
         return meta
 

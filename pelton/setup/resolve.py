@@ -286,11 +286,9 @@ def _attention_backend(checked: CheckedArgs, facts: DeviceFacts, dtype: str) -> 
 
 
 def _triton_unfit(checked: CheckedArgs, facts: DeviceFacts, dtype: str) -> str | None:
-    args, model = checked.args, checked.model
+    model = checked.model
     if not facts.has_triton:
         return f"needs an NVIDIA GPU and Triton, which device {facts.kind!r} has not here"
-    if _kv_dtype(args, dtype) != dtype:
-        return f"reads no quantised keys and values, got kv_cache_dtype={args.kv_cache_dtype!r}"
     if model.head_dim > _MAX_TRITON_HEAD:
         return f"takes heads of up to {_MAX_TRITON_HEAD}, got head_dim={model.head_dim}"
     if model.num_heads > _MAX_TRITON_GROUP * model.num_kv_heads:

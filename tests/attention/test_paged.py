@@ -182,7 +182,6 @@ def test_triton_refuses_with_every_reason():
     with pytest.raises(UnsupportedError, match="triton: for NVIDIA GPUs"):
         backend_of("triton").bind(SIGNATURE)
     for changes, reason in (
-        ({"kv_codes": torch.int8}, "not for quantised"),
         ({"dtype": torch.float64}, "not in torch.float64"),
         ({"head_dim": 320}, "head_dim is above 256"),
         ({"num_heads": 130, "num_kv_heads": 2}, "more than 64 query heads"),

@@ -14,10 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support.codes import CODES
 
 from pelton.ops.paged_attention import AttentionMetadata, AttentionSignature, reference
 from pelton.ops.qkv_attention import compose
 from pelton.ops.qkv_attention.reference import store_qkv
+from pelton.ops.quantise_kv import quantise_kv
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 Lens = list[tuple[int, int]]  # (query length, sequence length) of each row
@@ -39,6 +41,7 @@ class Case:
     pad_tokens: int = 0
     device: str = "cpu"
     is_head_major: bool = False
+    kv_codes: torch.dtype | None = None
     seed: int = 0
     meta: AttentionMetadata = field(init=False)
 
@@ -62,6 +65,7 @@ class Case:
             softcap=self.softcap,
             has_sinks=self.has_sinks,
             qk_norm_eps=1e-5 if self.has_norm else None,
+            kv_codes=self.kv_codes,
         )
         self.norms = {
             name: draw(self.head_dim) * 0.2 + 1 for name in ("q_norm", "k_norm") if self.has_norm
@@ -83,16 +87,21 @@ class Case:
             kv = torch.empty(shape[0], kv_heads, 2, size, self.head_dim).permute(0, 3, 2, 1, 4)
         else:
             kv = torch.empty(shape)
-        self.kv = kv.fill_(math.nan).to(self.device, self.dtype)
+        if self.kv_codes is not None:
+            slot_size = 2 * kv_heads * (self.head_dim + 2)
+            self.kv = torch.full((*shape[:2], slot_size), 255, dtype=torch.uint8).to(self.device)
+        else:
+            self.kv = kv.fill_(math.nan).to(self.device, self.dtype)
         slots: list[int] = []
         for i, (query_len, seq_len) in enumerate(self.lens):
             table[i, : num_blocks[i]], free = free[: num_blocks[i]], free[num_blocks[i] :]
             at = np.arange(seq_len)
             place = torch.from_numpy(table[i, at // size].astype(np.int64)), at % size
             earlier = seq_len - query_len
-            self.kv[place[0][:earlier], place[1][:earlier]] = draw(
-                earlier, 2, kv_heads, self.head_dim
-            )
+            stored = draw(earlier, 2, kv_heads, self.head_dim)
+            if self.kv_codes is not None:
+                stored = quantise_kv(stored.flatten(1), kv_heads, self.kv_codes)
+            self.kv[place[0][:earlier], place[1][:earlier]] = stored
             slots += (table[i, at // size] * size + at % size)[earlier:].tolist()
         query_lens = np.array([q for q, _ in self.lens], np.int32)
         start = np.concatenate([[0], np.cumsum(query_lens)]).astype(np.int32)
@@ -121,7 +130,7 @@ class Case:
             self.signature, Workspace(self.device), **self.norms, **self.sinks, is_fixed=is_fixed
         )
         kv = torch.empty_strided(
-            self.kv.shape, self.kv.stride(), dtype=self.dtype, device=self.device
+            self.kv.shape, self.kv.stride(), dtype=self.kv.dtype, device=self.device
         ).copy_(self.kv)
         out = torch.full(
             (len(self.qkv), self.heads[0] * self.head_dim), math.nan, device=self.device
@@ -130,16 +139,20 @@ class Case:
             kernel(self.qkv.clone(), self.cos, self.sin, kv, self.meta, out)
         return out, kv
 
-    def exact(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def exact(self, stored: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(out, pool) of the reference in float64. Of codes it reads those that are stored: a
+        key's last bits decide between two neighbours."""
         signature = replace(self.signature, dtype=torch.float64)
         sinks = {name: sink.double() for name, sink in self.sinks.items()}
         norms = {name: norm.double() for name, norm in self.norms.items()}
-        kernel = compose(
-            signature,
-            reference.paged_attention(signature, **sinks),
-            store_qkv(signature, **norms),
-        )
-        kv = self.kv.double().contiguous()
+        store = store_qkv(signature, **norms)
+        attend = reference.paged_attention(signature, **sinks)
+        kv = self.kv.double().contiguous() if self.kv_codes is None else self.kv.clone()
+
+        def attend_stored(query, kv, meta, out):  # type: ignore[no-untyped-def]
+            attend(query, kv if self.kv_codes is None else stored, meta, out)
+
+        kernel = compose(signature, attend_stored, store)
         out = torch.full(
             (len(self.qkv), self.heads[0] * self.head_dim), math.nan, device=self.device
         ).double()
@@ -149,7 +162,7 @@ class Case:
 
     def check(self, *, is_fixed: bool = False, times: int = 2) -> None:
         out, kv = self.run(is_fixed=is_fixed, times=times)
-        expected, expected_kv = self.exact()
+        expected, expected_kv = self.exact(kv)
         error = (out.double() - expected).abs().max().item() if len(out) else 0.0
         assert error <= TOLERANCE[self.dtype], f"{self}: {error}"
         num_tokens = len(out) - self.pad_tokens
@@ -157,9 +170,10 @@ class Case:
         slots = self.meta.kv_slots[:num_tokens]
         stored = torch.zeros(kv.shape[:2], dtype=torch.bool, device=kv.device)
         stored.view(-1)[slots] = True
-        torch.testing.assert_close(
-            kv[stored].double(), expected_kv[stored], rtol=TOLERANCE[self.dtype], atol=1e-2
-        )
+        if self.kv_codes is None:
+            torch.testing.assert_close(
+                kv[stored].double(), expected_kv[stored], rtol=TOLERANCE[self.dtype], atol=1e-2
+            )
         torch.testing.assert_close(kv[~stored], self.kv[~stored], rtol=0, atol=0, equal_nan=True)
 
 
@@ -208,7 +222,10 @@ def test_lengths_and_heads(phase, heads, dtype, is_fixed):
 )
 def test_head_dims(head_dim, dtype, is_fixed):
     variants = [{}, {"rotary_dim": head_dim // 2}, {"has_norm": False}]
-    for lens in ([(1, 700), (1, 3)], [(1, 9), (70, 70), (200, 500)], [(2, 50), (2, 900)]):
+    # Few tokens in all, many of a step's own, and many with a long prefix have tiles of their own.
+    chunks = [[(1, 9), (1500, 1500), (700, 900)], [(1, 40), (2100, 6000)]]
+    lens_of = [[(1, 700), (1, 3)], [(1, 9), (70, 70), (200, 500)], [(2, 50), (2, 900)]]
+    for lens in lens_of + chunks * (dtype == torch.bfloat16):
         for options in variants if head_dim == 80 else variants[:1]:
             _gpu(
                 **{"lens": lens, "heads": (8, 2), "head_dim": head_dim, "rotary_dim": head_dim,
@@ -227,6 +244,42 @@ def test_window_softcap_and_sinks(softcap, has_sinks, window, is_fixed):
                 lens=lens, heads=(8, 2), head_dim=64, rotary_dim=64, dtype=dtype, block_size=16,
                 window=window, softcap=softcap, has_sinks=has_sinks, pad_tokens=2,
             ).check(is_fixed=is_fixed)  # fmt: skip
+
+
+@needs_gpu
+@pytest.mark.parametrize("is_fixed", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("code", CODES)
+def test_quantised_keys_and_values(code, dtype, is_fixed):
+    """Of a step's own tokens what was stored is read, too."""
+    for lens in ([(1, 700), (1, 3), (1, 1)], [(1, 9), (70, 70), (200, 500)], [(2, 50), (2, 900)]):
+        _gpu(
+            lens=lens, heads=(8, 2), head_dim=64, rotary_dim=64, dtype=dtype, block_size=16,
+            kv_codes=CODES[code], pad_tokens=2,
+        ).check(is_fixed=is_fixed)  # fmt: skip
+
+
+@needs_gpu
+@pytest.mark.parametrize("code", CODES)
+def test_codes_and_scales_are_those_of_the_reference(code):
+    """Bit for bit, of the same rotated keys; a head with a NaN or an infinity is NaN."""
+    case = _gpu(
+        lens=[(40, 40)], heads=(8, 2), head_dim=64, rotary_dim=64, dtype=torch.bfloat16,
+        block_size=16, kv_codes=CODES[code], has_norm=False,
+    )  # fmt: skip
+    case.cos.fill_(1)
+    case.sin.fill_(0)
+    case.qkv[1, 8 * 64 + 3] = math.nan
+    case.qkv[2, 9 * 64 + 5] = math.inf
+    case.qkv[3, 10 * 64 :].zero_()
+    _, kv = case.run()
+    found = kv.flatten(0, 1)[case.meta.kv_slots]
+    expected = quantise_kv(case.qkv[:, 8 * 64 :], 2, CODES[code])
+    bad = torch.zeros_like(found, dtype=torch.bool)
+    bad[1, :64], bad[2, 64:128] = True, True  # codes behind a scale of NaN
+    bad[1, 256:258], bad[2, 258:260] = True, True
+    assert torch.equal(found[~bad], expected[~bad])
+    assert found[:, 256:].view(torch.bfloat16)[[1, 2], [0, 1]].isnan().all()
 
 
 @needs_gpu
@@ -272,8 +325,33 @@ def test_fixed_splits_give_a_token_the_same_bits_everywhere(window, dtype):
                 assert torch.equal(found[row * n : row * n + n], out[first:end]), (first, copies)
 
 
+@needs_gpu
+def test_the_first_step_loads_what_chunks_will_need():
+    """Kernels for chunks with long prefixes and for rows beside them: later steps compile none."""
+    from pelton.ops.paged_attention.launch import Workspace
+    from pelton.ops.paged_attention.triton_decode import decode
+    from pelton.ops.paged_attention.triton_prefill import prefill
+    from pelton.ops.qkv_attention.triton import qkv_attention
+
+    def count() -> int:
+        return sum(len(cache[0]) for k in (decode, prefill) for cache in k.device_caches.values())
+
+    common = {"heads": (12, 4), "head_dim": 64, "rotary_dim": 64, "dtype": torch.bfloat16}
+    counts = []
+    for lens in ([(100, 100)], [(1, 40), (100, 900)], [(1, 30), (300, 300)], [(400, 7000)]):
+        case = _gpu(lens=lens, block_size=16, **common)
+        if not counts:
+            counts.append(count())
+            kernel = qkv_attention(case.signature, Workspace("cuda"), **case.norms)
+        kernel(case.qkv, case.cos, case.sin, case.kv, case.meta, torch.empty_like(case.qkv))
+        counts.append(count())
+    assert counts[1] > counts[0]
+    assert counts[2:] == [counts[1]] * 3
+
+
 def _in_interpreter() -> None:
-    """What the interpreter runs: small, since it is slow."""
+    """What the interpreter runs: small, since it is slow. Its bfloat16 is cut off, not rounded, so
+    quantised keys and values are for a GPU alone."""
     one = {"heads": (2, 1)}
     Case(lens=[(1, 1), (1, 70)], pad_rows=1, pad_tokens=1, **one).check()
     Case(lens=[(1, 140)], window=66, softcap=3.0, has_sinks=True, **one).check(times=1)

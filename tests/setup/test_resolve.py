@@ -202,10 +202,11 @@ def test_native_attention_is_refused_where_it_does_not_serve(checked, kernels, o
         ({"dtype": "float16"}, "triton"),
         ({"batch_invariant": True}, "triton_invariant"),
         ({"batch_invariant": True, "attention_backend": "invariant"}, "invariant"),
-        ({"kv_cache_dtype": "int8"}, "torch"),
-        ({"kv_cache_dtype": "int8", "batch_invariant": True}, "invariant"),
+        ({"kv_cache_dtype": "int8"}, "triton"),
+        ({"kv_cache_dtype": "int8", "batch_invariant": True}, "triton_invariant"),
         ({"attention_backend": "torch"}, "torch"),
         ({"model": replace(MODEL, head_dim=320)}, "torch"),
+        ({"model": replace(MODEL, head_dim=320), "batch_invariant": True}, "invariant"),
     ],
 )
 def test_attention_backend_with_triton(checked, options, expected):
@@ -218,7 +219,6 @@ def test_attention_backend_with_triton(checked, options, expected):
     ("has_triton", "options", "reason"),
     [
         (False, {}, "needs an NVIDIA GPU and Triton"),
-        (True, {"kv_cache_dtype": "int8"}, "got kv_cache_dtype='int8'"),
         (True, {"model": replace(MODEL, head_dim=320)}, "got head_dim=320"),
         (True, {"model": replace(MODEL, num_heads=65, num_kv_heads=1)}, "up to 64 query heads"),
     ],

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
+from pelton.core.plan import Int32Array
 from pelton.ops.paged_attention import AttentionMetadata
 
 # Of one launch's partial results, in float32: 32 MiB.
@@ -18,7 +20,8 @@ class StepShape:
     """Sizes as executed, padding included: what a captured graph fixes.
 
     uniform_query_len: of every row, without tokens of padding behind them; else 0.
-    min_query_len, max_query_len, max_seq_len: bounds over rows.
+    min_query_len, max_query_len, max_seq_len: bounds over rows. is_fresh: whether most keys that
+    are read may well be the step's own.
     """
 
     num_rows: int
@@ -27,6 +30,7 @@ class StepShape:
     min_query_len: int
     max_query_len: int
     max_seq_len: int
+    is_fresh: bool = True
 
     @classmethod
     def of(cls, meta: AttentionMetadata, num_tokens: int) -> StepShape:
@@ -46,7 +50,14 @@ class StepShape:
             min_query_len=shortest,
             max_query_len=longest,
             max_seq_len=int(meta.seq_len_bounds.max(initial=0)),
+            is_fresh=is_fresh(lens, meta.seq_len_bounds),
         )
+
+
+def is_fresh(query_lens: Int32Array, seq_lens: Int32Array) -> bool:
+    """Whether chunks read more keys of their own than earlier ones; each [num_rows]."""
+    lens = query_lens.astype(np.int64)
+    return bool((lens * (seq_lens - lens)).sum() <= (lens * lens).sum() // 2)
 
 
 class Workspace:

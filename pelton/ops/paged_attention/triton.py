@@ -21,12 +21,16 @@ from pelton.ops.paged_attention.launch import (
 from pelton.ops.paged_attention.triton_decode import decode
 from pelton.ops.paged_attention.triton_prefill import prefill
 from pelton.ops.paged_attention.triton_tiles import (
-    FIXED,
+    FEW_ROW_HEADS,
     FIXED_SPLIT,
     DecodeTile,
-    decode_tile,
+    PrefillTile,
+    fixed_tile,
+    fused_tile,
+    plain_tile,
     prefill_tile,
 )
+from pelton.ops.quantise_kv.reference import SCALE
 from pelton.ops.registry import Kernel
 
 # Query tokens times heads of a key head that `decode` takes as one tile.
@@ -57,7 +61,6 @@ class TritonAttention:
         self.group = signature.num_heads // signature.num_kv_heads
         self._sinks = sinks
         self.is_hopper = _has_dependent_launch(signature)
-        is_float = signature.dtype == torch.float32
         self.block_d = max(next_power(signature.head_dim), 16)
         self.common: dict[str, Any] = {
             "NUM_HEADS": signature.num_heads,
@@ -66,26 +69,33 @@ class TritonAttention:
             "WINDOW": signature.window or 0,
             "SOFTCAP": signature.softcap or 0.0,
             "HAS_SINKS": signature.has_sinks,
+            "HAS_CODES": signature.kv_codes is not None,
             "BLOCK_D": self.block_d,
-            "PRECISION": "ieee" if is_float else None,
+            "PRECISION": "ieee" if signature.dtype == torch.float32 else None,
             "PDL": self.is_hopper,
         }
         self.launch: dict[str, Any] = {"launch_pdl": True} if self.is_hopper else {}
+        self._only_loads = False
         self._row_bytes = self.block_d * signature.dtype.itemsize
-        tile = FIXED if is_fixed else prefill_tile(row_bytes=self._row_bytes, is_float=is_float)
-        self.prefill_tile = {
-            "BLOCK_M": max(tile.num_rows, next_power(self.group)),
-            "BLOCK_N": tile.num_keys,
-            "NUM_STAGES": tile.num_stages,
-            "num_warps": tile.num_warps,
-        }
+        self._has_codes = signature.kv_codes is not None
+
+    def _prefill_tile(self, shape: StepShape, *, is_fresh: bool) -> PrefillTile:
+        if self._is_fixed:
+            return fixed_tile(row_bytes=self._row_bytes)
+        return prefill_tile(
+            num_row_heads=shape.num_tokens * self.signature.num_heads,
+            row_bytes=self._row_bytes,
+            is_float=self.signature.dtype == torch.float32,
+            is_fresh=is_fresh,
+            has_codes=self._has_codes,
+        )
 
     def short(self, shape: StepShape) -> int:
         """Query tokens of a row up to which `decode` takes it; 0: `prefill` takes all rows. One of
         a few values, since each is a kernel of its own."""
         longest = shape.max_query_len
         if self._is_fixed:
-            short = 1 if longest == 1 else FIXED.num_rows // self.group
+            short = 1 if longest == 1 else _DECODE_ROWS[-1] // self.group
             return short if longest <= short and self._fixed_splits(shape, short) else 0
         sizes = [rows // self.group for rows in _DECODE_ROWS]
         return next((size for size in sizes if size >= longest), max(sizes[0], 1))
@@ -100,24 +110,27 @@ class TritonAttention:
     def _most_programs(self, short: int) -> int:
         return PARTIAL_SIZE // (next_power(short * self.group) * (self.block_d + 2))
 
-    def decode_tile(self, shape: StepShape, short: int, tile_rows: int) -> DecodeTile:
+    def decode_tile(self, shape: StepShape, short: int, *, is_fused: bool) -> DecodeTile:
         if self._is_fixed:
+            fixed = fixed_tile(row_bytes=self._row_bytes)
             return DecodeTile(
                 splits=self._fixed_splits(shape, short),
                 min_split=FIXED_SPLIT,
-                num_keys=FIXED.num_keys,
-                num_stages=FIXED.num_stages,
-                num_warps=FIXED.num_warps,
+                num_keys=fixed.num_keys,
+                num_stages=fixed.num_stages,
+                num_warps=fixed.num_warps,
                 chunk=1,
                 is_early=False,
             )
         row_heads = shape.num_rows * self.signature.num_kv_heads
-        return decode_tile(
+        most = self._most_programs(short) if row_heads <= MAX_ROW_HEADS else 0
+        if not is_fused:
+            return plain_tile(row_heads=row_heads, row_bytes=self._row_bytes, most_programs=most)
+        return fused_tile(
             row_heads=row_heads,
             max_seq_len=shape.max_seq_len,
-            tile_rows=tile_rows,
             row_bytes=self._row_bytes,
-            most_programs=self._most_programs(short) if row_heads <= MAX_ROW_HEADS else 0,
+            most_programs=most,
         )
 
     def decode(
@@ -133,21 +146,25 @@ class TritonAttention:
     ) -> None:
         """query, out: their strides over tokens count alone. fused: further arguments."""
         rows = next_power(short * self.group)
-        tile_rows = max(rows, FIXED.num_rows if self._is_fixed else _DECODE_ROWS[0])
-        tile = self.decode_tile(shape, short, tile_rows)
+        tile_rows = max(rows, _DECODE_ROWS[0])
+        if self._is_fixed:
+            tile_rows = _DECODE_ROWS[-1]
+        tile = self.decode_tile(shape, short, is_fused=fused is not None)
         table = meta.block_table
+        pool, strides = views(self.signature, kv)
         arguments = fused or {
             "kv_slots_ptr": None, "cos_ptr": None, "sin_ptr": None, "q_norm_ptr": None,
             "k_norm_ptr": None, "eps": 0.0, "stride_cos": 0, "stride_sin": 0,
             "ROTARY_DIM": 0, "HAS_NORM": False,
         }  # fmt: skip
-        decode[(shape.num_rows * self.signature.num_kv_heads, tile.splits)](
-            query, kv, out, lse, meta.query_start_loc, meta.seq_lens, table, self._sinks,
+        self._run(
+            decode, (shape.num_rows * self.signature.num_kv_heads, tile.splits),
+            query, *pool, out, lse, meta.query_start_loc, meta.seq_lens, table, self._sinks,
             self._workspace.partial, self._workspace.arrived,
             scale=self.signature.scale, min_split=tile.min_split,
             stride_query=query.stride(0), stride_out=out.stride(0), stride_table=table.stride(0),
-            **kv_strides(kv), **self.common, **arguments, **self.launch,
-            HAS_LSE=lse is not None, IS_FUSED=fused is not None, IS_SPLIT=tile.splits > 1,
+            **strides, **self.common, **arguments, **self.launch,
+            HAS_LSE=lse is not None, IS_FUSED=fused is not None, IS_SPLIT=tile.may_split,
             IS_FIXED=self._is_fixed, IS_EARLY=tile.is_early, MAX_QUERY=short, ROWS=rows,
             BLOCK_M=tile_rows, BLOCK_N=tile.num_keys, CHUNK=tile.chunk,
             NUM_STAGES=tile.num_stages, num_warps=tile.num_warps,
@@ -165,23 +182,56 @@ class TritonAttention:
         fresh: Any = None,
     ) -> None:
         table = meta.block_table
-        tile_tokens = self.prefill_tile["BLOCK_M"] // self.group
+        pool, strides = views(self.signature, kv)
+        tile = self._prefill_tile(shape, is_fresh=fresh is not None)
+        tile_rows = max(tile.num_rows, next_power(self.group))
+        tile_tokens = tile_rows // self.group
         num_tiles = shape.num_tokens // tile_tokens + shape.num_rows
-        prefill[(self.signature.num_kv_heads, num_tiles)](
-            query, fresh, kv, out, lse, meta.query_start_loc, meta.seq_lens, table, self._sinks,
+        self._run(
+            prefill, (self.signature.num_kv_heads, num_tiles),
+            query, fresh, *pool, out, lse, meta.query_start_loc, meta.seq_lens, table, self._sinks,
             num_rows=shape.num_rows, split_len=FIXED_SPLIT, scale=self.signature.scale,
             stride_query=query.stride(0), stride_out=out.stride(0), stride_table=table.stride(0),
-            **kv_strides(kv), **self.common, **self.prefill_tile, **self.launch,
+            **strides, **self.common, **self.launch,
             HAS_LSE=lse is not None, HAS_FRESH=fresh is not None, IS_FIXED=self._is_fixed,
-            MIN_QUERY=min_query,
+            MIN_QUERY=min_query, BLOCK_M=tile_rows, BLOCK_N=tile.num_keys,
+            NUM_STAGES=tile.num_stages, num_warps=tile.num_warps,
         )  # fmt: skip
 
-    def fresh(self, qkv: torch.Tensor) -> TensorDescriptor | None:
-        """The qkv product as `prefill` reads it, where it may."""
+    def warm(
+        self, qkv: torch.Tensor, kv: torch.Tensor, meta: AttentionMetadata, out: torch.Tensor
+    ) -> None:
+        """Compile and load the kernels of steps that are not recorded, those with chunks, whether
+        or not this step needs them: later ones then wait for no compiler. Launches nothing."""
+        self._only_loads = True
+        for num_tokens, fresh in ((2**15, True), (2**15, False), (1, False)):
+            shape = StepShape(
+                num_rows=1,
+                num_tokens=num_tokens,
+                uniform_query_len=0,
+                min_query_len=1,
+                max_query_len=2**15,
+                max_seq_len=2**15,
+                is_fresh=fresh,
+            )
+            self.attend(shape, qkv, kv, meta, out, fresh=self.fresh(shape, qkv))
+        self._only_loads = False
+
+    def _run(self, kernel: Any, grid: tuple[int, int], *args: Any, **options: Any) -> None:
+        if self._only_loads:
+            kernel.warmup(*args, grid=grid, **options).run  # noqa: B018
+        else:
+            kernel[grid](*args, **options)
+
+    def fresh(self, shape: StepShape, qkv: torch.Tensor) -> TensorDescriptor | None:
+        """The qkv product as `prefill` reads it, where it may and that pays."""
         signature = self.signature
         fits = (
             self.is_hopper
+            and shape.is_fresh
+            and shape.num_tokens * signature.num_heads > FEW_ROW_HEADS
             and not self._is_fixed
+            and signature.kv_codes is None
             and signature.window is None
             and signature.dtype != torch.float32
             and signature.head_dim == self.block_d
@@ -189,7 +239,8 @@ class TritonAttention:
         )
         if not fits:
             return None
-        return TensorDescriptor.from_tensor(qkv, [self.prefill_tile["BLOCK_N"], self.block_d])
+        tile = self._prefill_tile(shape, is_fresh=True)
+        return TensorDescriptor.from_tensor(qkv, [tile.num_keys, self.block_d])
 
     def attend(
         self,
@@ -213,9 +264,19 @@ def _has_dependent_launch(signature: AttentionSignature) -> bool:
     return signature.device_type == "cuda" and torch.cuda.get_device_capability() >= (9, 0)
 
 
-def kv_strides(kv: torch.Tensor) -> dict[str, int]:
-    block, token, kind, head, _ = kv.stride()
-    return {
+def views(
+    signature: AttentionSignature, kv: torch.Tensor
+) -> tuple[tuple[torch.Tensor, torch.Tensor | None], dict[str, int]]:
+    """((keys and values, or their codes; the same in units of a scale, or None), strides)."""
+    if signature.kv_codes is None:
+        block, token, kind, head, _ = kv.stride()
+        pool: tuple[torch.Tensor, torch.Tensor | None] = (kv, None)
+    else:
+        block, token, _ = kv.stride()
+        head = signature.head_dim
+        kind = signature.num_kv_heads * head
+        pool = kv.view(signature.kv_codes), kv.view(SCALE)
+    return pool, {
         "stride_block": block,
         "stride_token": token,
         "stride_kv": kind,

@@ -15,6 +15,7 @@ import triton.language as tl
 from pelton.ops.paged_attention.triton_parts import (
     capped,
     kv_rows,
+    load_heads,
     merge,
     online_softmax,
     rotated,
@@ -25,19 +26,23 @@ from pelton.ops.paged_attention.triton_parts import (
 
 @triton.jit
 def _load_tile(
-    kv_ptr, row_table, start, end, kv_head, column,
-    stride_block, stride_token, stride_kv, stride_head,
-    HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr,
+    kv_ptr, scale_ptr, row_table, start, end, kv_head, column,
+    stride_block, stride_token, stride_kv, stride_head, dtype: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr, HAS_CODES: tl.constexpr,
 ):  # fmt: skip
     position = start + tl.arange(0, BLOCK_N)
     in_use = position < end
-    rows = kv_rows(
-        kv_ptr, row_table, position, in_use, kv_head,
-        stride_block, stride_token, stride_head, BLOCK_SIZE, True,
-    )  # fmt: skip
-    mask = in_use[:, None] & (column < HEAD_DIM)[None, :]
-    keys = tl.load(rows[:, None] + column[None, :], mask=mask, other=0.0)
-    values = tl.load(rows[:, None] + stride_kv + column[None, :], mask=mask, other=0.0)
+    rows = kv_rows(row_table, position, in_use, stride_block, stride_token, BLOCK_SIZE, True)
+    at, scale_at = kv_head * stride_head, NUM_KV_HEADS * HEAD_DIM + kv_head
+    keys = load_heads(
+        kv_ptr, scale_ptr, rows, at, scale_at, in_use, column, dtype, HEAD_DIM, True, HAS_CODES
+    )
+    at += stride_kv
+    scale_at += NUM_KV_HEADS
+    values = load_heads(
+        kv_ptr, scale_ptr, rows, at, scale_at, in_use, column, dtype, HEAD_DIM, True, HAS_CODES
+    )
     return keys, values
 
 
@@ -88,6 +93,7 @@ def _store_rows(
 def decode(
     query_ptr,  # [T, Hq, D] in a wider row; IS_FUSED: the qkv product [T, (Hq + 2 Hk) D]
     kv_ptr,
+    scale_ptr,  # the pool in units of two bytes, HAS_CODES
     out_ptr,  # [T, Hq, D]
     lse_ptr,  # [T, Hq] float32, HAS_LSE
     query_start_ptr,  # [B + 1]
@@ -122,6 +128,7 @@ def decode(
     SOFTCAP: tl.constexpr,  # 0: none
     HAS_SINKS: tl.constexpr,
     HAS_LSE: tl.constexpr,
+    HAS_CODES: tl.constexpr,  # not with IS_FUSED
     HAS_NORM: tl.constexpr,
     IS_FUSED: tl.constexpr,
     IS_SPLIT: tl.constexpr,  # there may be more than one split
@@ -197,8 +204,9 @@ def decode(
     if IS_EARLY:
         # The first tile is on its way while the query is waited for, normed and rotated.
         early_keys, early_values = _load_tile(
-            kv_ptr, row_table, begin, end, kv_head, column,
-            stride_block, stride_token, stride_kv, stride_head, HEAD_DIM, BLOCK_SIZE, BLOCK_N,
+            kv_ptr, scale_ptr, row_table, begin, end, kv_head, column,
+            stride_block, stride_token, stride_kv, stride_head, query_ptr.dtype.element_ty,
+            NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_N, HAS_CODES,
         )  # fmt: skip
 
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -253,8 +261,9 @@ def decode(
         begin += BLOCK_N
     for start in tl.range(begin, end, BLOCK_N, num_stages=NUM_STAGES):
         keys, values = _load_tile(
-            kv_ptr, row_table, start, end, kv_head, column,
-            stride_block, stride_token, stride_kv, stride_head, HEAD_DIM, BLOCK_SIZE, BLOCK_N,
+            kv_ptr, scale_ptr, row_table, start, end, kv_head, column,
+            stride_block, stride_token, stride_kv, stride_head, query_ptr.dtype.element_ty,
+            NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_N, HAS_CODES,
         )  # fmt: skip
         top, total, acc = _attend_tile(
             query, keys, values, start, end, last_key, scale, top, total, acc,

@@ -23,24 +23,50 @@ def wait_for_inputs(PDL: tl.constexpr):
 
 @triton.jit
 def kv_rows(
-    kv_ptr,
     table_ptr,
     position,
     in_use,
-    kv_head,
     stride_block,
     stride_token,
-    stride_head,
     BLOCK_SIZE: tl.constexpr,
     IS_MASKED: tl.constexpr,
 ):
-    """Pointers to the keys at `position` [N] of one row and head; where not in_use to block 0."""
+    """Where the slots of one row's `position` [N] lie in the pool; where not in_use in block 0."""
     if IS_MASKED:
         block = tl.load(table_ptr + position // BLOCK_SIZE, mask=in_use, other=0)
     else:
         block = tl.load(table_ptr + position // BLOCK_SIZE)
-    offset = (position % BLOCK_SIZE) * stride_token + kv_head * stride_head
-    return kv_ptr + block.to(tl.int64) * stride_block + offset
+    return block.to(tl.int64) * stride_block + (position % BLOCK_SIZE) * stride_token
+
+
+@triton.jit
+def load_heads(
+    kv_ptr,
+    scale_ptr,
+    rows,
+    at,
+    scale_at,
+    in_use,
+    column,
+    dtype: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    IS_MASKED: tl.constexpr,
+    HAS_CODES: tl.constexpr,
+):
+    """[N, D]: what lies at `at` in the slots at `rows` [N], 0 where not in_use. HAS_CODES: it is
+    codes of a byte each, and their scale lies at scale_at in the slot, in units of two bytes."""
+    place = kv_ptr + (rows + at)[:, None] + column[None, :]
+    in_head = (column < HEAD_DIM)[None, :]
+    if IS_MASKED:
+        found = tl.load(place, mask=in_use[:, None] & in_head, other=0.0)
+    elif column.shape[0] == HEAD_DIM:
+        found = tl.load(place)
+    else:
+        found = tl.load(place, mask=in_head, other=0.0)
+    if HAS_CODES:
+        scale = tl.load(scale_ptr + rows // 2 + scale_at, mask=in_use, other=0.0).to(tl.float32)
+        found = (found.to(tl.float32) * scale[:, None]).to(dtype)
+    return found
 
 
 @triton.jit

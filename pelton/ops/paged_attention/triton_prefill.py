@@ -17,6 +17,7 @@ import triton.language as tl
 from pelton.ops.paged_attention.triton_parts import (
     capped,
     kv_rows,
+    load_heads,
     merge,
     online_softmax,
     wait_for_inputs,
@@ -35,32 +36,28 @@ def _visible(position, last_key, end, WINDOW: tl.constexpr):
 
 @triton.jit
 def _over_pages(
-    query, kv_ptr, row_table, begin, end, last_key, column, top, total, acc,
+    query, kv_ptr, scale_ptr, row_table, begin, end, last_key, column, top, total, acc,
     kv_head, scale, stride_block, stride_token, stride_kv, stride_head,
-    HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr,
-    SOFTCAP: tl.constexpr, BLOCK_N: tl.constexpr, IS_MASKED: tl.constexpr,
-    PRECISION: tl.constexpr, NUM_STAGES: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, HAS_CODES: tl.constexpr,
+    BLOCK_N: tl.constexpr, IS_MASKED: tl.constexpr, PRECISION: tl.constexpr,
+    NUM_STAGES: tl.constexpr,
 ):  # fmt: skip
-    in_head = column < HEAD_DIM
+    at, scale_at = kv_head * stride_head, NUM_KV_HEADS * HEAD_DIM + kv_head
     for start in tl.range(begin, end, BLOCK_N, num_stages=NUM_STAGES):
         position = start + tl.arange(0, BLOCK_N)
         in_use = position < end
         rows = kv_rows(
-            kv_ptr, row_table, position, in_use, kv_head,
-            stride_block, stride_token, stride_head, BLOCK_SIZE, IS_MASKED,
+            row_table, position, in_use, stride_block, stride_token, BLOCK_SIZE, IS_MASKED
+        )
+        keys = load_heads(
+            kv_ptr, scale_ptr, rows, at, scale_at, in_use, column, query.dtype,
+            HEAD_DIM, IS_MASKED, HAS_CODES,
         )  # fmt: skip
-        if IS_MASKED:
-            mask = in_use[:, None] & in_head[None, :]
-            keys = tl.load(rows[:, None] + column[None, :], mask=mask, other=0.0)
-            values = tl.load(rows[:, None] + stride_kv + column[None, :], mask=mask, other=0.0)
-        elif column.shape[0] == HEAD_DIM:
-            keys = tl.load(rows[:, None] + column[None, :])
-            values = tl.load(rows[:, None] + stride_kv + column[None, :])
-        else:
-            keys = tl.load(rows[:, None] + column[None, :], mask=in_head[None, :], other=0.0)
-            values = tl.load(
-                rows[:, None] + stride_kv + column[None, :], mask=in_head[None, :], other=0.0
-            )
+        values = load_heads(
+            kv_ptr, scale_ptr, rows, at + stride_kv, scale_at + NUM_KV_HEADS, in_use, column,
+            query.dtype, HEAD_DIM, IS_MASKED, HAS_CODES,
+        )  # fmt: skip
         products = tl.dot(query, tl.trans(keys), input_precision=PRECISION)
         scores, factor = capped(products, scale, SOFTCAP)
         if IS_MASKED:
@@ -101,6 +98,7 @@ def prefill(
     query_ptr,  # [T, Hq, D] in a wider row
     fresh,  # HAS_FRESH: a descriptor of the qkv product, [T, (Hq + 2 Hk) D], in [BLOCK_N, D]
     kv_ptr,
+    scale_ptr,  # the pool in units of two bytes, HAS_CODES
     out_ptr,  # [T, Hq, D]
     lse_ptr,  # [T, Hq] float32, HAS_LSE
     query_start_ptr,  # [B + 1]
@@ -125,7 +123,8 @@ def prefill(
     SOFTCAP: tl.constexpr,  # 0: none
     HAS_SINKS: tl.constexpr,
     HAS_LSE: tl.constexpr,
-    HAS_FRESH: tl.constexpr,
+    HAS_CODES: tl.constexpr,
+    HAS_FRESH: tl.constexpr,  # not with HAS_CODES
     IS_FIXED: tl.constexpr,
     MIN_QUERY: tl.constexpr,  # rows with fewer query tokens are another kernel's
     BLOCK_M: tl.constexpr,
@@ -185,19 +184,20 @@ def prefill(
             new_total = tl.zeros([BLOCK_M], tl.float32)
             new_acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
             new_top, new_total, new_acc = _over_pages(
-                query, kv_ptr, row_table, split, tl.minimum(split + split_len, end), last_key,
-                column, new_top, new_total, new_acc, kv_head, scale,
+                query, kv_ptr, scale_ptr, row_table, split, tl.minimum(split + split_len, end),
+                last_key, column, new_top, new_total, new_acc, kv_head, scale,
                 stride_block, stride_token, stride_kv, stride_head,
-                HEAD_DIM, BLOCK_SIZE, WINDOW, SOFTCAP, BLOCK_N, True, PRECISION, NUM_STAGES,
+                NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, WINDOW, SOFTCAP, HAS_CODES, BLOCK_N, True,
+                PRECISION, NUM_STAGES,
             )  # fmt: skip
             top, total, acc = merge(top, total, acc, new_top, new_total, new_acc)
     elif WINDOW:
         begin = tl.maximum(computed + tile_start + 1 - WINDOW, 0)
         top, total, acc = _over_pages(
-            query, kv_ptr, row_table, begin, end, last_key,
+            query, kv_ptr, scale_ptr, row_table, begin, end, last_key,
             column, top, total, acc, kv_head, scale,
-            stride_block, stride_token, stride_kv, stride_head,
-            HEAD_DIM, BLOCK_SIZE, WINDOW, SOFTCAP, BLOCK_N, True, PRECISION, NUM_STAGES,
+            stride_block, stride_token, stride_kv, stride_head, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE,
+            WINDOW, SOFTCAP, HAS_CODES, BLOCK_N, True, PRECISION, NUM_STAGES,
         )  # fmt: skip
     else:
         # Whole tiles of keys that all tokens see need no mask.
@@ -205,15 +205,16 @@ def prefill(
         whole = (computed + tile_start + 1) if not HAS_FRESH else computed
         whole = whole // BLOCK_N * BLOCK_N
         top, total, acc = _over_pages(
-            query, kv_ptr, row_table, 0, whole, last_key, column, top, total, acc, kv_head, scale,
-            stride_block, stride_token, stride_kv, stride_head,
-            HEAD_DIM, BLOCK_SIZE, 0, SOFTCAP, BLOCK_N, False, PRECISION, NUM_STAGES,
+            query, kv_ptr, scale_ptr, row_table, 0, whole, last_key,
+            column, top, total, acc, kv_head, scale,
+            stride_block, stride_token, stride_kv, stride_head, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE,
+            0, SOFTCAP, HAS_CODES, BLOCK_N, False, PRECISION, NUM_STAGES,
         )  # fmt: skip
         top, total, acc = _over_pages(
-            query, kv_ptr, row_table, whole, from_pages, last_key,
+            query, kv_ptr, scale_ptr, row_table, whole, from_pages, last_key,
             column, top, total, acc, kv_head, scale,
-            stride_block, stride_token, stride_kv, stride_head,
-            HEAD_DIM, BLOCK_SIZE, 0, SOFTCAP, BLOCK_N, True, PRECISION, NUM_STAGES,
+            stride_block, stride_token, stride_kv, stride_head, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE,
+            0, SOFTCAP, HAS_CODES, BLOCK_N, True, PRECISION, NUM_STAGES,
         )  # fmt: skip
         if HAS_FRESH:
             whole = (tile_start + 1) // BLOCK_N * BLOCK_N

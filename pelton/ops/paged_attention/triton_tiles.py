@@ -10,13 +10,18 @@ _SHORT = 2048
 # Keys of a split where rows alone fill the GPU: it evens out rows of unequal length, and rows of
 # common lengths are not split.
 _LONG_SPLIT = 2048
+# Rows times key heads up to which rows of common lengths are split.
+_FEW = 160
+# Query tokens times heads that leave part of the GPU idle in tiles of 128.
+FEW_ROW_HEADS = 2**14
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeTile:
-    """num_keys: of a tile. splits: the most of a row, of at least min_split keys each. chunk: how
-    many are merged at once. is_early: the first tile is loaded before the query is known, which
-    hides its latency and costs registers."""
+    """num_keys: of a tile. splits: the most of a row, of at least min_split keys each; may_split:
+    whether the kernel knows how to merge more than one. chunk: how many are merged at once.
+    is_early: the first tile is loaded before the query is known, which hides its latency and costs
+    registers."""
 
     splits: int
     min_split: int
@@ -25,38 +30,53 @@ class DecodeTile:
     num_warps: int
     chunk: int
     is_early: bool
+    may_split: bool = True
 
 
-def decode_tile(
-    *, row_heads: int, max_seq_len: int, tile_rows: int, row_bytes: int, most_programs: int
+def fused_tile(
+    *, row_heads: int, max_seq_len: int, row_bytes: int, most_programs: int
 ) -> DecodeTile:
-    """row_heads: rows times key heads. tile_rows: query rows of a tile. row_bytes: of a key.
+    """Where every row has one query token. row_heads: rows times key heads. row_bytes: of a key.
     most_programs: whose partial results there is memory for."""
-    splits, min_split = 8, _LONG_SPLIT
-    num_keys, num_stages, num_warps, is_early = 128, 3, 4, True
-    if row_heads <= 16 and max_seq_len <= _SHORT:
+    splits, min_split = 4, _LONG_SPLIT
+    num_keys, num_warps, is_early = 128, 4, True
+    if row_heads <= 8 and max_seq_len <= _SHORT:
         splits, min_split, num_keys, num_warps = 16, 32, 32, 2
-    elif row_heads <= 160:
+    elif row_heads <= _FEW:
         splits, min_split = min(max(256 // row_heads, 4), 32), 128
     elif row_heads > 768:
+        splits = 8 if row_heads <= 1024 else 4
         num_keys, num_warps, is_early = 32, 2, False
     elif row_heads > 384:
-        num_keys, num_stages = 32, 5
-    if tile_rows > 16:
-        num_keys, num_stages, num_warps, is_early = 64, 3, 4, False
+        splits, num_keys, is_early = 8, 64, False
     if row_bytes > 256:
         num_keys = max(num_keys * 256 // row_bytes, 16)
-    splits = min(splits, most_programs // row_heads)
-    if splits <= 1:
-        splits = 1
     return DecodeTile(
-        splits=splits,
+        splits=max(min(splits, most_programs // row_heads), 1),
         min_split=max(min_split, num_keys),
         num_keys=num_keys,
-        num_stages=num_stages,
+        num_stages=3,
         num_warps=num_warps,
         chunk=4 if min_split == _LONG_SPLIT else 8,
         is_early=is_early,
+        may_split=most_programs >= 2 * row_heads,
+    )
+
+
+def plain_tile(*, row_heads: int, row_bytes: int, most_programs: int) -> DecodeTile:
+    """Beside chunks, for rows of several tokens, and for quantised keys: one kernel for any number
+    of rows, so that few are compiled."""
+    splits, min_split = 8, _LONG_SPLIT
+    if row_heads <= _FEW:
+        splits, min_split = min(max(256 // row_heads, 4), 32), 128
+    return DecodeTile(
+        splits=max(min(splits, most_programs // row_heads), 1),
+        min_split=min_split,
+        num_keys=max(64 * 256 // max(row_bytes, 256), 16),
+        num_stages=3,
+        num_warps=4,
+        chunk=4,
+        is_early=False,
     )
 
 
@@ -70,15 +90,27 @@ class PrefillTile:
     num_warps: int
 
 
-def prefill_tile(*, row_bytes: int, is_float: bool) -> PrefillTile:
+def prefill_tile(
+    *, num_row_heads: int, row_bytes: int, is_float: bool, is_fresh: bool, has_codes: bool
+) -> PrefillTile:
+    """num_row_heads: query tokens times heads. is_fresh: the step's own keys come by the copy
+    engine, whole tiles at a time."""
     if is_float:
         return PrefillTile(num_rows=64, num_keys=32, num_stages=2, num_warps=8)
-    if row_bytes <= 256:
+    if row_bytes > 256 or has_codes:
+        return PrefillTile(num_rows=128, num_keys=64, num_stages=2, num_warps=8)
+    if num_row_heads <= FEW_ROW_HEADS:
+        return PrefillTile(num_rows=64, num_keys=64, num_stages=3, num_warps=4)
+    if is_fresh:
         return PrefillTile(num_rows=128, num_keys=128, num_stages=3, num_warps=8)
-    return PrefillTile(num_rows=128, num_keys=64, num_stages=2, num_warps=8)
+    return PrefillTile(num_rows=128, num_keys=64, num_stages=3, num_warps=4)
 
 
-# Where sums have a fixed order these serve rows of every kind: the same instructions, so that a row
-# gets the same bits. Its splits have FIXED_SPLIT keys.
+# Keys of a split where sums have a fixed order.
 FIXED_SPLIT = 512
-FIXED = PrefillTile(num_rows=64, num_keys=32, num_stages=2, num_warps=4)
+
+
+def fixed_tile(*, row_bytes: int) -> PrefillTile:
+    """For rows of every kind: the same instructions, so that a row gets the same bits."""
+    num_keys = 64 if row_bytes <= 256 else 32
+    return PrefillTile(num_rows=64, num_keys=num_keys, num_stages=2, num_warps=4)

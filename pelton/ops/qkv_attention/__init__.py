@@ -82,8 +82,6 @@ def compose(signature: AttentionSignature, attend: Kernel, store: Kernel) -> Ker
 def _takes_triton(signature: AttentionSignature) -> str | None:
     if signature.device_type != "cuda":
         return "for NVIDIA GPUs"
-    if signature.kv_codes is not None:
-        return "not for quantised keys and values"
     if signature.dtype not in (torch.bfloat16, torch.float16, torch.float32):
         return f"not in {signature.dtype}"
     if signature.head_dim > _MAX_HEAD_DIM:
