@@ -14,7 +14,7 @@ from pelton.device.protocol import Device
 from pelton.ops.step_tensors import InputTensors, StepArrays
 
 # Steps of decoding have few shapes, those with chunks of prompts many.
-_MAX_VIEWS = 256
+_MAX_VIEWS = 32
 
 
 class InputBuffers:
