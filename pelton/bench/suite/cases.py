@@ -69,7 +69,7 @@ class Subject:
     shape: a name from bench/shapes.py, or None for the embedded model. engine: arguments of the
     engine beside the user's. iterations: of each case. start: "first token" | "ready": until when
     a start from nothing is timed; both with kernels to be compiled and with them at hand, or, for
-    "ready", with them at hand alone.
+    "ready", with them at hand alone. is_live: peers that are installed run here, too, in turns.
     """
 
     name: str
@@ -79,6 +79,7 @@ class Subject:
     iterations: int
     cases: tuple[Case, ...]
     start: Literal["first token", "ready"] = "first token"
+    is_live: bool = False
 
     def start_rows(self) -> list[tuple[str, str]]:
         names = ("start_cold", "start_warm") if self.start == "first token" else ("start_warm",)
@@ -86,6 +87,7 @@ class Subject:
 
 
 START = "start"
+ENGINE = "engine"
 
 _GPU = (
     Case("decode1", "decode", 1, 128, 256),
@@ -120,6 +122,7 @@ SUBJECTS = (
         5,
         _CPU,
         "ready",
+        is_live=True,
     ),
     Subject("smollm2-q4_1", "cpu", None, {"quantization": "gguf"}, 5, _PACKED, "ready"),
 )

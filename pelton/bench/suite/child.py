@@ -3,8 +3,8 @@
     python -m pelton.bench.suite.child FD < request
 
 What happens is written as it happens, one JSON object a line, to the pipe FD: {"first_token": true}
-when the first token of a short request exists, {"context": ...}, {"case": name, "timing": [...]}
-for each run, {"case": name, "error": sentence}, {"case": name, "profile": {...}}. So nothing
+when the first token of a short request exists, {"context": ...}, {"case": name, "side": name,
+"timing": [...]} or "error": sentence for each run, {"case": name, "profile": {...}}. So nothing
 measured is lost when a later case fails, or the time is up.
 """
 
@@ -15,7 +15,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,8 @@ import torch
 
 from pelton.bench import machine, measure, profile, report
 from pelton.bench.shapes import with_shape
-from pelton.bench.suite.cases import Case, Timing
+from pelton.bench.suite.cases import ENGINE, Case, Timing
+from pelton.bench.suite.live import open_live
 from pelton.config.engine import EngineArgs, EngineConfig
 from pelton.core.plan import Int32Array
 from pelton.engine.llm import LLM
@@ -36,7 +37,8 @@ _SPECIAL_IDS = 1000
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
     """args: of the engine. shape: a name from bench/shapes.py. deadline: of time.monotonic, which
-    all processes of a machine share. profile: the beginning of the paths of traces; None = none."""
+    all processes of a machine share. profile: the beginning of the paths of traces; None = none.
+    is_live: take turns with the peers that can run here."""
 
     args: dict[str, Any]
     shape: str | None
@@ -44,6 +46,7 @@ class Request:
     iterations: int
     deadline: float
     profile: str | None = None
+    is_live: bool = False
 
     @classmethod
     def of(cls, text: str) -> Request:
@@ -93,25 +96,39 @@ class Rounds:
         self._cases = list(cases)
         self._iterations = iterations
         self._deadline = deadline
-        self._seconds: dict[str, float] = {}
+        self._seconds: dict[tuple[str, str], float] = {}
+        self._failed: set[tuple[str, str]] = set()
 
-    def run(self, side: measure.Side, prompts: Prompts, write: _Writer) -> None:
-        for _ in range(self._iterations):
-            for case in list(self._cases):
-                begin = time.monotonic()
-                if begin + self._seconds.get(case.name, 0.0) > self._deadline:
+    def run(self, sides: Mapping[str, measure.Side], prompts: Prompts, write: _Writer) -> None:
+        """sides: by name, the engine first; in each round they take turns, in swapped order. One
+        that fails is not asked for that case again."""
+        for round_ in range(self._iterations):
+            for case in self._cases:
+                names = [name for name in sides if (case.name, name) not in self._failed]
+                if self._begins_late(case, names):
                     continue
-                try:
-                    if case.name not in self._seconds:
-                        warm_up(side, prompts, case)
-                        begin = time.monotonic()
-                    timing = run_case(side, prompts, case)
-                except Exception as error:
-                    self._cases.remove(case)
-                    write({"case": case.name, "error": f"{type(error).__name__}: {error}"})
-                    continue
-                self._seconds[case.name] = time.monotonic() - begin
-                write({"case": case.name, "timing": timing})
+                for name in names if round_ % 2 == 0 else reversed(names):
+                    self._once(case, name, sides[name], prompts, write)
+
+    def _begins_late(self, case: Case, names: Sequence[str]) -> bool:
+        needed = sum(self._seconds.get((case.name, name), 0.0) for name in names)
+        return time.monotonic() + needed > self._deadline
+
+    def _once(
+        self, case: Case, name: str, side: measure.Side, prompts: Prompts, write: _Writer
+    ) -> None:
+        key = (case.name, name)
+        try:
+            if key not in self._seconds:
+                warm_up(side, prompts, case)
+            begin = time.monotonic()
+            timing = run_case(side, prompts, case)
+        except Exception as error:
+            self._failed.add(key)
+            write({"case": case.name, "side": name, "error": f"{type(error).__name__}: {error}"})
+            return
+        self._seconds[key] = time.monotonic() - begin
+        write({"case": case.name, "side": name, "timing": timing})
 
 
 class _Writer:
@@ -140,7 +157,8 @@ def main(fd: int, text: str) -> None:
     context["machine"] = dataclasses.asdict(machine.facts(device))
     context["start_seconds"] = llm.start_times
     write({"context": context})
-    Rounds(request.cases, request.iterations, request.deadline).run(side, prompts, write)
+    sides = {ENGINE: side, **(open_live() if request.is_live else {})}
+    Rounds(request.cases, request.iterations, request.deadline).run(sides, prompts, write)
     if request.cases:
         ceilings = machine.measure_ceilings(device, getattr(torch, config.dtype))
         peaks = machine.cpu_peaks() if device.type == "cpu" else {}

@@ -22,10 +22,19 @@ from typing import Any
 
 from pelton.bench import report
 from pelton.bench.options import SuiteOptions
-from pelton.bench.suite.cases import Case, Subject, Timing, chosen
+from pelton.bench.suite.cases import ENGINE, Case, Subject, Timing, chosen
 from pelton.bench.suite.child import Request
 from pelton.bench.suite.figures import PEERS
-from pelton.bench.suite.table import HEADER, Row, line, peak_lines, row_of_start, rows_of_case
+from pelton.bench.suite.table import (
+    HEADER,
+    Row,
+    line,
+    live_line,
+    live_of,
+    peak_lines,
+    row_of_start,
+    rows_of_case,
+)
 from pelton.config.engine import EngineArgs
 from pelton.errors import ConfigError
 
@@ -66,11 +75,18 @@ class Result:
         self._path = path
         self._rows: dict[str, list[Row]] = {}
         self._contexts: dict[str, Any] = {}
+        self._live: list[dict[str, Any]] = []
 
     def add(self, subject: str, rows: list[Row]) -> None:
         self._rows.setdefault(subject, []).extend(rows)
         for row in rows:
             print(line(row), flush=True)
+        self.write()
+
+    def add_live(self, subject: str, name: str, case: str, beside: dict[str, Any]) -> None:
+        """Of a peer that ran in turns with Pelton."""
+        self._live.append({"subject": subject, "peer": name, "name": case, **beside})
+        print(live_line(name, beside), flush=True)
         self.write()
 
     def note(self, subject: str, **context: Any) -> None:
@@ -88,6 +104,7 @@ class Result:
                 if name in PEERS
             },
             "subjects": self._contexts,
+            "live": self._live,
             "rows": [dataclasses.asdict(row) for rows in self._rows.values() for row in rows],
         }
         # Renamed into place: a reader, or a kill, in the midst of writing finds a whole file.
@@ -138,12 +155,18 @@ class _Run:
             return
         timings: dict[str, list[Timing]] = {case.name: [] for case in subject.cases}
         profiles: dict[str, Any] = {}
+        live: dict[str, dict[str, list[Timing]]] = {}
         errors: dict[str, str] = {}
         fault = _NO_TIME
         is_ready = not has_start
         try:
             for seconds, event in self._events(list(subject.cases), env):
-                if "timing" in event:
+                if event.get("side", ENGINE) != ENGINE:
+                    if "timing" in event:
+                        others = live.setdefault(event["side"], {})
+                        others.setdefault(event["case"], []).append(tuple(event["timing"]))
+                        self._result.note(subject.name, live_timings_s=live)
+                elif "timing" in event:
                     timings[event["case"]].append((event["timing"][0], event["timing"][1]))
                     self._result.note(subject.name, timings_s=timings)
                 elif "profile" in event:
@@ -169,6 +192,10 @@ class _Run:
                 why = errors.get(case.name, fault)
                 found = timings[case.name]
                 self._result.add(subject.name, rows_of_case(subject, case, found, why))
+                for name, others in live.items():
+                    beside = live_of(case, found, others.get(case.name, []))
+                    if beside is not None:
+                        self._result.add_live(subject.name, name, case.name, beside)
 
     def _ends_start(self, event: dict[str, Any]) -> bool:
         return self._subject.start.replace(" ", "_") in event
@@ -203,6 +230,7 @@ class _Run:
             iterations=self._options.num_iters or self._subject.iterations,
             deadline=self._deadline,
             profile=self._trace_path(),
+            is_live=self._subject.is_live,
         )
         read, write = os.pipe()
         begin = time.monotonic()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -73,6 +74,30 @@ def _is_met(value: float, figure: Figure, unit: str) -> bool:
 def _speed_ratio(value: float, other: float, unit: str) -> float:
     """Above 1: `value` is the quicker of the two."""
     return value / other if unit == "tokens/s" else other / value
+
+
+def live_of(
+    case: Case, timings: Sequence[Timing], others: Sequence[Timing]
+) -> dict[str, Any] | None:
+    """Of a peer's runs and Pelton's, in turns: its figure, and the ratios of speeds of the pairs,
+    above 1 where Pelton is quicker. None without pairs."""
+    pairs = list(zip(timings, others, strict=False))
+    if not pairs:
+        return None
+    unit = case.rows()[0][1]
+    ours = case.values([pair[0] for pair in pairs])[case.name][1]
+    value, theirs = case.values([pair[1] for pair in pairs])[case.name]
+    ratios = [_speed_ratio(a, b, unit) for a, b in zip(ours, theirs, strict=True)]
+    return {"value": value, "unit": unit, "ratios": ratios, "ratio": statistics.median(ratios)}
+
+
+def live_line(name: str, beside: dict[str, Any]) -> str:
+    ratios = beside["ratios"]
+    return (
+        f"{'':14}{name:12} {beside['unit']:8} {_number(beside['value']):>9} in turns: Pelton at "
+        f"{beside['ratio']:.2f} of its speed, from {min(ratios):.2f} to {max(ratios):.2f}, "
+        f"{len(ratios)} pairs"
+    )
 
 
 def peak_lines(peaks: dict[str, Any]) -> list[str]:

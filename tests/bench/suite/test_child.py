@@ -52,7 +52,7 @@ def side(monkeypatch):
 
 def _told(side, cases, iterations, deadline):
     events = []
-    Rounds(cases, iterations, deadline).run(side, Prompts(100, 0), events.append)
+    Rounds(cases, iterations, deadline).run({"engine": side}, Prompts(100, 0), events.append)
     return events
 
 
@@ -73,8 +73,28 @@ def test_without_time_nothing_runs(side):
 
 def test_a_case_that_fails_is_told_and_hurts_no_other(side):
     events = _told(side, [FAULTY, QUICK], 2, 1000)
-    assert events[0] == {"case": "faulty", "error": "ValueError: seven"}
+    assert events[0] == {"case": "faulty", "side": "engine", "error": "ValueError: seven"}
     assert [e["case"] for e in events[1:]] == ["quick", "quick"]
+
+
+def test_sides_take_turns(side):
+    events = []
+    other = Side(side.clock)
+    Rounds([QUICK, FAULTY], 3, 1000).run(
+        {"engine": side, "other": other}, Prompts(100, 0), events.append
+    )
+    quick = [e["side"] for e in events if e["case"] == "quick"]
+    assert quick == ["engine", "other", "other", "engine", "engine", "other"]
+    faulty = [e["side"] for e in events if e["case"] == "faulty"]
+    assert faulty == ["engine", "other"], "not asked again"
+
+
+def test_a_round_of_all_sides_must_fit(side):
+    events = []
+    Rounds([QUICK], 3, 11).run(
+        {"engine": side, "other": Side(side.clock)}, Prompts(100, 0), events.append
+    )
+    assert len(events) == 2, "6 + 6 > 11"
 
 
 def test_prompts_are_new_each_time(side):

@@ -29,6 +29,7 @@ ALL = [
     {"first_token": True},
     {"context": {"dtype": "float32"}},
     {"case": "decode1", "timing": [1.0, 5.0]},
+    {"case": "decode1", "side": "other", "timing": [1.0, 9.0]},
     {"case": "prefill", "error": "ValueError: no"},
     {"case": "decode1", "timing": [1.0, 9.0]},
     {"ceilings": {"flops_per_s": 1.0}, "peaks": {}},
@@ -77,6 +78,7 @@ def test_rows_and_file(scripted, tmp_path, capsys):
     assert rows["start_warm"]["status"] == "", "nothing to be compared with"
     assert result["subjects"]["tiny"]["timings_s"]["decode1"] == [[1.0, 5.0], [1.0, 9.0]]
     assert result["subjects"]["tiny"]["ceilings"] == {"flops_per_s": 1.0}
+    assert [(one["peer"], one["ratios"]) for one in result["live"]] == [("other", [2.0])]
     cold, warm = started
     assert cold["TRITON_CACHE_DIR"] == warm["TRITON_CACHE_DIR"], "what the first start left"
     assert "4 met" not in capsys.readouterr().out

@@ -58,6 +58,18 @@ def test_a_start():
     assert row_of_start(SUBJECT, "start_warm", None, "why").status == "why"
 
 
+def test_live():
+    case = Case("o", "output", 10, 5, 10)
+    beside = table.live_of(case, [(0, 1.0), (0, 1.0), (0, 1.0)], [(0, 2.0), (0, 4.0)])
+    assert beside["ratios"] == [2.0, 4.0]
+    assert beside["ratio"] == 3.0
+    assert beside["value"] == 100 / 3.0
+    assert "Pelton at 3.00 of its speed, from 2.00 to 4.00, 2 pairs" in table.live_line("x", beside)
+    decode = table.live_of(DECODE, [(1.0, 2.0)], [(1.0, 1.5)])
+    assert decode["ratio"] == 0.5
+    assert table.live_of(case, [(0, 1.0)], []) is None
+
+
 def test_peaks_are_told():
     peaks = {"threads": 2, "read_bytes_per_s": {"8 MiB": 5e10}, "flops_per_s": {"float32": 3e11}}
     reads, products = table.peak_lines(peaks)
