@@ -157,7 +157,7 @@ def main(fd: int, text: str) -> None:
     context["machine"] = dataclasses.asdict(machine.facts(device))
     context["start_seconds"] = llm.start_times
     write({"context": context})
-    sides = {ENGINE: side, **(open_live() if request.is_live else {})}
+    sides = {ENGINE: side, **(open_live() if request.is_live and request.cases else {})}
     Rounds(request.cases, request.iterations, request.deadline).run(sides, prompts, write)
     if request.cases:
         ceilings = machine.measure_ceilings(device, getattr(torch, config.dtype))

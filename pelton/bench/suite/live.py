@@ -41,12 +41,14 @@ class TransformersSide:
 
 
 def open_live() -> dict[str, Side]:
-    """The embedded model in bfloat16, or nothing without transformers."""
+    """The embedded model's shape with random bfloat16 weights, or nothing without transformers.
+
+    Not its weights: transformers would keep GGUF's blocks packed, which is another comparison.
+    """
     if importlib.util.find_spec(NAME) is None:
         return {}
     path = embedded_model()
     library = importlib.import_module(NAME)
-    model = library.AutoModelForCausalLM.from_pretrained(
-        str(path.parent), gguf_file=path.name, dtype=torch.bfloat16
-    )
+    config = library.AutoConfig.from_pretrained(str(path.parent), gguf_file=path.name)
+    model = library.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     return {NAME: TransformersSide(model.eval())}
