@@ -299,8 +299,6 @@ def _triton_unfit(checked: CheckedArgs, facts: DeviceFacts, dtype: str) -> str |
 def _native_unfit(args: EngineArgs, facts: DeviceFacts, dtype: str) -> str | None:
     if not facts.has_cpu_kernels:
         return f"needs the CPU and its compiled kernels, which device {facts.kind!r} has not here"
-    if dtype not in ("float32", "bfloat16"):
-        return f"computes in float32 and bfloat16, got dtype={dtype!r}"
     if _kv_dtype(args, dtype) != dtype:
         return f"reads no quantised keys and values, got kv_cache_dtype={args.kv_cache_dtype!r}"
     return None

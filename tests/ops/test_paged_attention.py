@@ -465,6 +465,21 @@ def test_long_rows_in_bfloat16(heads, head_dim, window, options):
 
 
 @needs_library
+@pytest.mark.parametrize("options", [{}, {"window": 6}, {"softcap": 1.5, "has_sinks": True}])
+@pytest.mark.parametrize(("heads", "head_dim"), [((6, 2), 24), ((2, 2), 64)])
+def test_float16(heads, head_dim, options):
+    generator = torch.Generator().manual_seed(17)
+    dtype = torch.float16
+    rows = [random_row(generator, q, n, heads, head_dim, dtype) for q, n in MIXED[:4] + MIXED[-4:]]
+    signature = replace(signature_of(heads, head_dim, dtype), **options)
+    sinks = torch.randn(heads[0], generator=generator) if signature.has_sinks else None
+    batch = Batch(rows, signature, math.nan, block_size=5, num_padding=2, sinks=sinks)
+    out, (expected, _) = batch.run("native"), batch.exact()
+    assert np.abs(out[:-2].double().numpy() - expected).max() <= 2e-3
+    assert (out[-2:] == 0).all()
+
+
+@needs_library
 @pytest.mark.parametrize("window", [None, 150])
 def test_a_long_rows_token_does_not_see_its_neighbours(window):
     """The same bits with any number of threads, at other places of a piece, and among others."""

@@ -169,7 +169,7 @@ def test_dtype(checked, dtype, stored, is_quantised, bf16, fp16, expected):
         (True, {}, "native"),
         (True, {"dtype": "bfloat16"}, "native"),
         (False, {}, "torch"),
-        (True, {"dtype": "float16"}, "torch"),
+        (True, {"dtype": "float16"}, "native"),
         (True, {"kv_cache_dtype": "int8"}, "torch"),
         (True, {"batch_invariant": True}, "invariant"),
         (True, {"attention_backend": "torch"}, "torch"),
@@ -185,7 +185,6 @@ def test_attention_backend(checked, kernels, options, expected):
     ("kernels", "options", "reason"),
     [
         (False, {}, "needs the CPU and its compiled kernels"),
-        (True, {"dtype": "float16"}, "got dtype='float16'"),
         (True, {"kv_cache_dtype": "int8"}, "got kv_cache_dtype='int8'"),
     ],
 )

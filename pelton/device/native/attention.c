@@ -16,6 +16,7 @@
 #include <stddef.h>
 
 #include "attention.h"
+#include "element.h"
 #include "pool.h"
 #include "prefill.h"
 #include "vec.h"
@@ -96,8 +97,8 @@ static void clear(const job *j, state s, int64_t num_queries) {
 static void turn_keys(const job *j, const void *const *keys, float *turned) {
     int64_t dim = 0, head_dim = j->a.head_dim;
 #ifdef __AVX512F__
-    int64_t unit = j->a.is_bf16 ? 2 * LANES : LANES;
-    size_t element = j->a.is_bf16 ? sizeof(bf16) : sizeof(float);
+    int64_t unit = j->a.dtype == IS_F32 ? LANES : 2 * LANES;
+    size_t element = element_bytes(j->a.dtype);
     for (; dim + unit <= head_dim; dim += unit) {
         __m512i lines[16];
         for (int i = 0; i < 16; i++)
@@ -105,9 +106,15 @@ static void turn_keys(const job *j, const void *const *keys, float *turned) {
         transpose(lines);
         float *to = turned + dim * KEY_TILE;
         for (int i = 0; i < 16; i++) {
-            if (j->a.is_bf16) {
+            if (j->a.dtype == IS_BF16) {
                 store_f32(to + 2 * i * KEY_TILE, (v16f)((v16u)lines[i] << 16));
                 store_f32(to + (2 * i + 1) * KEY_TILE, (v16f)((v16u)lines[i] & 0xffff0000u));
+            } else if (j->a.dtype == IS_F16) {
+                /* A lane of a line holds two dims of a key: the even ones come first, then the odd. */
+                __m256i even = _mm512_cvtepi32_epi16(lines[i]);
+                __m256i odd = _mm512_cvtepi32_epi16(_mm512_srli_epi32(lines[i], 16));
+                _mm512_storeu_ps(to + 2 * i * KEY_TILE, _mm512_cvtph_ps(even));
+                _mm512_storeu_ps(to + (2 * i + 1) * KEY_TILE, _mm512_cvtph_ps(odd));
             } else {
                 store_f32(to + i * KEY_TILE, (v16f)lines[i]);
             }
@@ -116,21 +123,18 @@ static void turn_keys(const job *j, const void *const *keys, float *turned) {
 #endif
     for (; dim < head_dim; dim++)
         for (int i = 0; i < LANES; i++)
-            turned[dim * KEY_TILE + i] = j->a.is_bf16 ? bf16_to_float(((const bf16 *)keys[i])[dim])
-                                                      : ((const float *)keys[i])[dim];
+            turned[dim * KEY_TILE + i] = get_one(j->a.dtype, keys[i], dim);
 }
 
 /* `from` of head_dim elements, times scale, into to[dim_pad], 0 behind. */
 static inline void widen(const job *j, const void *from, float scale, float *to) {
     int64_t dim = 0, head_dim = j->a.head_dim;
     for (; dim + LANES <= head_dim; dim += LANES)
-        store_f32(to + dim, scale * (j->a.is_bf16 ? load_bf16((const bf16 *)from + dim)
-                                                  : load_f32((const float *)from + dim)));
+        store_f32(to + dim, scale * get_lanes(j->a.dtype, from, dim));
     for (; dim < j->dim_pad; dim++) {
         float value = 0;
         if (dim < head_dim)
-            value = j->a.is_bf16 ? bf16_to_float(((const bf16 *)from)[dim])
-                                 : ((const float *)from)[dim];
+            value = get_one(j->a.dtype, from, dim);
         to[dim] = scale * value;
     }
 }
@@ -286,7 +290,7 @@ static memory memory_of(const job *j, int part) {
 static void attend_chunk(const job *j, const tile *t, int64_t head, int64_t chunk, memory m,
                          state s) {
     int64_t num_queries = t->count * j->group, start, end;
-    size_t element = j->a.is_bf16 ? sizeof(bf16) : sizeof(float);
+    size_t element = element_bytes(j->a.dtype);
     int64_t token_stride = 2 * j->a.num_kv_heads * j->a.head_dim;
     size_t to_value = (size_t)(j->a.num_kv_heads * j->a.head_dim) * element;
     const int32_t *table = j->a.block_table + t->row * j->a.table_stride;
@@ -354,20 +358,10 @@ static void finish(const job *j, const tile *t, int64_t head, state s) {
         int64_t start = row * j->a.out_stride + query_head * j->a.head_dim, dim = 0;
         float total = sum_of_lanes(s.total[m]), share = total == 0 ? 0 : 1 / total;
         const float *sums = s.sums + m * j->dim_pad;
-        for (; dim + LANES <= j->a.head_dim; dim += LANES) {
-            v16f value = load_f32(sums + dim) * share;
-            if (j->a.is_bf16)
-                store_bf16((bf16 *)j->a.out + start + dim, value);
-            else
-                store_f32((float *)j->a.out + start + dim, value);
-        }
-        for (; dim < j->a.head_dim; dim++) {
-            float value = sums[dim] * share;
-            if (j->a.is_bf16)
-                ((bf16 *)j->a.out)[start + dim] = float_to_bf16(value);
-            else
-                ((float *)j->a.out)[start + dim] = value;
-        }
+        for (; dim + LANES <= j->a.head_dim; dim += LANES)
+            set_lanes(j->a.dtype, j->a.out, start + dim, load_f32(sums + dim) * share);
+        for (; dim < j->a.head_dim; dim++)
+            set_one(j->a.dtype, j->a.out, start + dim, sums[dim] * share);
         if (j->a.lse)
             j->a.lse[row * j->a.num_heads + query_head] = s.top[m] + logf(total);
     }
@@ -382,7 +376,7 @@ static void attend_part(void *argument, int part, int parts) {
     job *j = argument;
     (void)parts;
     memory m = memory_of(j, part);
-    size_t element = j->a.is_bf16 ? sizeof(bf16) : sizeof(float);
+    size_t element = element_bytes(j->a.dtype);
     int64_t item, num_items = j->num_tiles * j->a.num_kv_heads;
     while ((item = atomic_fetch_add(&j->next, 1)) < num_items) {
         /* The last tile of a prompt has the most keys: it comes first. */
@@ -450,7 +444,7 @@ static int64_t list_tiles(const job *j, tile *tiles, int64_t tokens_per_tile, in
 static int run(const attention_args *args) {
     job j = {.a = *args};
     int64_t parts = pelton_num_threads(), num_chunks;
-    size_t element = j.a.is_bf16 ? sizeof(bf16) : sizeof(float);
+    size_t element = element_bytes(j.a.dtype);
     j.group = j.a.num_heads / j.a.num_kv_heads;
     j.dim_pad = round_up(j.a.head_dim, LANES);
     int64_t tokens_per_tile = most(TILE_QUERIES / j.group, 1);

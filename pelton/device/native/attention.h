@@ -17,7 +17,7 @@ typedef struct {
     int64_t num_heads, num_kv_heads, head_dim, block_size;
     int64_t window;        /* 0: none */
     float scale, softcap;  /* softcap 0: none */
-    int32_t is_bf16, use_amx;
+    int32_t dtype, use_amx; /* linear.h: of queries, keys, values and out */
 } attention_args;
 
 /* 0, or 1 if memory is short. */

@@ -82,7 +82,7 @@ class AttentionArgs(ctypes.Structure):
         *((name, _INT64) for name in ("window",)),
         ("scale", ctypes.c_float),
         ("softcap", ctypes.c_float),
-        ("is_bf16", ctypes.c_int32),
+        ("dtype", ctypes.c_int32),
         ("use_amx", ctypes.c_int32),
     )
 

@@ -6,7 +6,7 @@
 
 enum { STORE = 0, ADD = 1 }; /* mode */
 enum { NO_ACTIVATION = 0, SILU_MUL = 1, GELU_TANH_MUL = 2 }; /* activation */
-enum { IS_BF16 = 0, IS_F32 = 1 }; /* dtype */
+enum { IS_BF16 = 0, IS_F32 = 1, IS_F16 = 2 }; /* dtype; products take the first two */
 
 typedef struct {
     const void *x;

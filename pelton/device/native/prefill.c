@@ -14,6 +14,8 @@
 
 #include "prefill.h"
 
+#include "linear.h"
+
 #ifndef __AVX512BF16__
 
 int pelton_prefill_takes(const attention_args *args, int64_t query_len) {
@@ -424,7 +426,7 @@ static void attend_part(void *argument, int part, int parts) {
 }
 
 int pelton_prefill_takes(const attention_args *args, int64_t query_len) {
-    return args->is_bf16 && args->scale > 0 &&
+    return args->dtype == IS_BF16 && args->scale > 0 &&
            query_len * (args->num_heads / args->num_kv_heads) >= MIN_QUERIES;
 }
 

@@ -71,7 +71,7 @@ class StoreQKVArgs(ctypes.Structure):
             "rotary_dim",
         ),
         ("norm_eps", ctypes.c_float),
-        ("is_bf16", ctypes.c_int32),
+        ("dtype", ctypes.c_int32),
     )
 
 

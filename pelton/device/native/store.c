@@ -5,6 +5,7 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "element.h"
 #include "pool.h"
 #include "vec.h"
 
@@ -13,26 +14,25 @@
 
 static void load(const store_qkv_args *a, const void *from, int64_t count, float *to) {
     int64_t i = 0;
-    if (!a->is_bf16) {
-        memcpy(to, from, (size_t)count * sizeof *to);
-        return;
-    }
     for (; i + LANES <= count; i += LANES)
-        store_f32(to + i, load_bf16((const bf16 *)from + i));
+        store_f32(to + i, get_lanes(a->dtype, from, i));
     for (; i < count; i++)
-        to[i] = bf16_to_float(((const bf16 *)from)[i]);
+        to[i] = get_one(a->dtype, from, i);
 }
 
 static void save(const store_qkv_args *a, const float *from, int64_t count, void *to) {
     int64_t i = 0;
-    if (!a->is_bf16) {
-        memcpy(to, from, (size_t)count * sizeof *from);
-        return;
-    }
     for (; i + LANES <= count; i += LANES)
-        store_bf16((bf16 *)to + i, load_f32(from + i));
+        set_lanes(a->dtype, to, i, load_f32(from + i));
     for (; i < count; i++)
-        ((bf16 *)to)[i] = float_to_bf16(from[i]);
+        set_one(a->dtype, to, i, from[i]);
+}
+
+static float rounded(const store_qkv_args *a, float value) {
+    if (a->dtype == IS_F32)
+        return value;
+    return a->dtype == IS_BF16 ? bf16_to_float(float_to_bf16(value))
+                               : f16_to_float(float_to_f16(value));
 }
 
 static void norm(const store_qkv_args *a, float *head, const float *weight) {
@@ -47,11 +47,10 @@ static void norm(const store_qkv_args *a, float *head, const float *weight) {
     for (i = 0; i < n; i++) {
         float value = head[i] * scale;
         /* Rounded before the weight comes, as the checkpoints' authors have it. */
-        head[i] = (a->is_bf16 ? bf16_to_float(float_to_bf16(value)) : value) * weight[i];
+        head[i] = rounded(a, value) * weight[i];
     }
-    if (a->is_bf16)
-        for (i = 0; i < n; i++)
-            head[i] = bf16_to_float(float_to_bf16(head[i]));
+    for (i = 0; i < n; i++)
+        head[i] = rounded(a, head[i]);
 }
 
 static void rotate(float *restrict head, const float *restrict cos, const float *restrict sin,
@@ -65,7 +64,7 @@ static void rotate(float *restrict head, const float *restrict cos, const float 
 
 static void store_tokens(void *argument, int part, int parts) {
     const store_qkv_args *a = argument;
-    size_t element = a->is_bf16 ? sizeof(bf16) : sizeof(float);
+    size_t element = element_bytes(a->dtype);
     float head[MAX_HEAD_DIM], cos[MAX_HEAD_DIM], sin[MAX_HEAD_DIM], norms[2][MAX_HEAD_DIM];
     long first_token, last_token;
     pelton_share(a->num_tokens, part, parts, &first_token, &last_token);

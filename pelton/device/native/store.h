@@ -16,7 +16,7 @@ typedef struct {
     int64_t num_tokens, qkv_stride, cos_stride, sin_stride;
     int64_t num_heads, num_kv_heads, head_dim, rotary_dim;
     float norm_eps;
-    int32_t is_bf16;
+    int32_t dtype; /* linear.h */
 } store_qkv_args;
 
 int pelton_store_qkv(const store_qkv_args *args);

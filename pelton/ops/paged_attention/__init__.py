@@ -77,12 +77,16 @@ def _takes_plain(signature: AttentionSignature) -> str | None:
     return "torch's fused attention has no sinks" if signature.has_sinks else None
 
 
+NATIVE_DTYPES = {torch.bfloat16: 0, torch.float32: 1, torch.float16: 2}
+"""The C kernels' numbers for them (device/native/linear.h)."""
+
+
 def takes_native(signature: AttentionSignature) -> str | None:
     if signature.device_type != "cpu":
         return "for the CPU"
     if signature.kv_codes is not None:
         return "not for quantised keys and values"
-    if signature.dtype not in (torch.bfloat16, torch.float32):
+    if signature.dtype not in NATIVE_DTYPES:
         return f"not in {signature.dtype}"
     return None if library() is not None else "no library of CPU kernels"
 

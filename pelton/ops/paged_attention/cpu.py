@@ -8,7 +8,11 @@ import torch
 
 from pelton.device.native.calls import call
 from pelton.device.native.library import AttentionArgs, loaded
-from pelton.ops.paged_attention import AttentionMetadata, AttentionSignature
+from pelton.ops.paged_attention import (
+    NATIVE_DTYPES,
+    AttentionMetadata,
+    AttentionSignature,
+)
 from pelton.ops.registry import Kernel
 
 
@@ -23,7 +27,7 @@ def paged_attention(signature: AttentionSignature, sinks: torch.Tensor | None = 
         window=signature.window or 0,
         scale=signature.scale,
         softcap=signature.softcap or 0.0,
-        is_bf16=signature.dtype == torch.bfloat16,
+        dtype=NATIVE_DTYPES[signature.dtype],
         use_amx=found.has_amx,
     )
     run = found.functions.pelton_attention

@@ -7,7 +7,7 @@ import torch
 from pelton.device.native.calls import call
 from pelton.device.native.library import loaded
 from pelton.device.native.step_args import StoreQKVArgs
-from pelton.ops.paged_attention import AttentionSignature
+from pelton.ops.paged_attention import NATIVE_DTYPES, AttentionSignature
 from pelton.ops.registry import Kernel
 
 
@@ -24,7 +24,7 @@ def store_qkv(
         num_kv_heads=signature.num_kv_heads,
         head_dim=signature.head_dim,
         norm_eps=signature.qk_norm_eps or 0.0,
-        is_bf16=signature.dtype == torch.bfloat16,
+        dtype=NATIVE_DTYPES[signature.dtype],
     )
 
     def kernel(

@@ -93,7 +93,7 @@ static int check_attention(int is_half, int64_t q, int64_t n, int64_t heads, int
         .seq_lens = lens, .block_table = table, .num_rows = 1, .num_tokens = q,
         .query_stride = width, .out_stride = width, .block_stride = BLOCK * token,
         .table_stride = num_blocks, .num_heads = heads, .num_kv_heads = kv_heads, .head_dim = dim,
-        .block_size = BLOCK, .window = window, .scale = 0.5f, .softcap = 3, .is_bf16 = is_half,
+        .block_size = BLOCK, .window = window, .scale = 0.5f, .softcap = 3, .dtype = is_half ? IS_BF16 : IS_F32,
         .use_amx = use_amx};
     int failed = pelton_attention(&args);
     for (int64_t i = 0; i < q * width && !failed; i++) {
@@ -215,7 +215,7 @@ static int check_store(int is_half, int64_t t, int64_t dim, int64_t rotary_dim, 
                            .num_tokens = t, .qkv_stride = width, .cos_stride = rotary_dim,
                            .sin_stride = rotary_dim / 2, .num_heads = HEADS, .num_kv_heads = KV_HEADS,
                            .head_dim = dim, .rotary_dim = rotary_dim, .norm_eps = 1e-3f,
-                           .is_bf16 = is_half};
+                           .dtype = is_half ? IS_BF16 : IS_F32};
     int failed = pelton_store_qkv(&args);
     for (int64_t i = 0; i < 2 * KV_HEADS * dim && t > 1; i++)
         failed |= get(kv, is_half, 2 * KV_HEADS * dim + i) != get(qkv, is_half, width + HEADS * dim + i);

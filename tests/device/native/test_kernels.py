@@ -79,7 +79,7 @@ def test_every_level_multiplies(level, dtype, monkeypatch):
                 assert error <= (1e-5 if dtype == torch.float32 else 2e-2)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("level", usable_levels(), ids=lambda level: level.name)
 def test_every_level_attends(level, dtype, monkeypatch):
     """What the values are is tests/ops/test_paged_attention.py's; here, that levels agree."""
@@ -118,7 +118,7 @@ def test_every_level_attends(level, dtype, monkeypatch):
             out = torch.full(query.shape, torch.nan, dtype=dtype)
             cpu.paged_attention(signature)(query, kv, meta, out)
             error = (out.double() - right).abs().max()
-            assert error <= (1e-5 if dtype == torch.float32 else 2e-2)
+            assert error <= {torch.float32: 1e-5, torch.bfloat16: 2e-2}.get(dtype, 2e-3)
 
 
 def test_callers_in_several_threads_do_not_mix_their_rows():

@@ -2,7 +2,7 @@
 #ifndef VALUES_H
 #define VALUES_H
 
-#include "vec.h"
+#include "element.h"
 
 static unsigned state = 1;
 
