@@ -349,6 +349,28 @@ def test_the_first_step_loads_what_chunks_will_need():
     assert counts[2:] == [counts[1]] * 3
 
 
+def test_kernels_that_are_still_being_compiled_are_not_loaded():
+    """Within Device.compiling `warmup` gives a promise of a kernel, which has nothing to load."""
+    triton = pytest.importorskip("pelton.ops.paged_attention.triton")
+    loaded = []
+
+    class Compiled:
+        @property
+        def run(self) -> None:
+            loaded.append(self)
+
+    class Kernel:
+        def __init__(self, compiled: object) -> None:
+            self.warmup = lambda *args, **options: compiled
+
+    attention = triton.TritonAttention.__new__(triton.TritonAttention)
+    attention._only_loads = True
+    attention._run(Kernel(object()), (1, 1))
+    assert not loaded
+    attention._run(Kernel(Compiled()), (1, 1))
+    assert len(loaded) == 1
+
+
 def _in_interpreter() -> None:
     """What the interpreter runs: small, since it is slow. Its bfloat16 is cut off, not rounded, so
     quantised keys and values are for a GPU alone."""

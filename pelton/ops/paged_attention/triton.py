@@ -219,7 +219,8 @@ class TritonAttention:
 
     def _run(self, kernel: Any, grid: tuple[int, int], *args: Any, **options: Any) -> None:
         if self._only_loads:
-            kernel.warmup(*args, grid=grid, **options).run  # noqa: B018
+            compiled = kernel.warmup(*args, grid=grid, **options)
+            getattr(compiled, "run", None)  # loads it, unless it is still being compiled
         else:
             kernel[grid](*args, **options)
 
