@@ -77,6 +77,9 @@ class StubLLM:
         self.config = CONFIG
         self.start_times = {"weights": 0.5}
 
+    def settle(self) -> None:
+        pass
+
     def generate(self, rows: list[Any], params: SamplingParams, use_tqdm: bool) -> list[Any]:
         CLOCK.now += 0.25 * (params.max_tokens or 0)
         completion = types.SimpleNamespace(token_ids=[0] * (params.max_tokens or 0))

@@ -51,7 +51,7 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
         (["genrate"], "did you mean generate?"),
         (["zzz"], "there are: generate, serve"),
         (["bench", "latncy"], "did you mean latency?"),
-        (["bench", "zzz"], "there are: latency, throughput"),
+        (["bench", "zzz"], "there are: suite, latency, throughput"),
     ],
 )
 def test_unknown_commands_name_the_known_ones(

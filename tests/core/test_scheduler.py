@@ -719,9 +719,9 @@ def test_results_out_of_turn_are_refused(toy_engine):
     ("ids", "options", "field", "limit"),
     [
         ([], {}, "prompt_token_ids", "at least 1"),
-        ([999_999], {}, "prompt_token_ids", "50"),
-        ([50], {}, "prompt_token_ids", "50"),
-        ([1, -1], {}, "prompt_token_ids", "50"),
+        ([999_999], {}, "prompt_token_ids", "from 0 to 49"),
+        ([50], {}, "prompt_token_ids", "from 0 to 49"),
+        ([1, -1], {}, "prompt_token_ids", "from 0 to 49"),
         ([2**40], {}, "prompt_token_ids", "32 bits"),
         ([2**70], {}, "prompt_token_ids", "integers"),
         ([1.5], {}, "prompt_token_ids", "integers"),
@@ -729,7 +729,7 @@ def test_results_out_of_turn_are_refused(toy_engine):
         (["1"], {}, "prompt_token_ids", "integers"),
         ([[1, 2]], {}, "prompt_token_ids", "integers"),
         ([[1, 2], [3]], {}, "prompt_token_ids", "integers"),
-        ([1], {"stop_token_ids": [999_999], "min_tokens": 1}, "stop_token_ids", "50"),
+        ([1], {"stop_token_ids": [999_999], "min_tokens": 1}, "stop_token_ids", "from 0 to 49"),
         ([1] * 60, {}, "prompt_token_ids", "max_model_len=60"),
     ],
 )
