@@ -103,7 +103,7 @@ def test_chat_answers_as_transformers_would(llm, oracle):
     assert_greedy(oracle, output)
 
 
-# The beginnings of the first chapter, Jane Austen, 1813, and of the Declaration of Independence, 1776.
+# The beginnings of a novel, Jane Austen, 1813, and of the Declaration of Independence, 1776.
 TEXTS = [
     (Path(__file__).parent / name).read_text()
     for name in ("pride_and_prejudice.txt", "declaration.txt")
@@ -116,8 +116,8 @@ TEXTS = [
 def test_perplexity_in_the_file_s_blocks_is_that_of_transformers(
     llm, oracle, max_num_batched_tokens, most
 ):
-    """Within 0.5 % where many rows are multiplied at a time, in bfloat16 with AMX. Few are multiplied
-    in integers, and x in 8 bits costs about 1 %."""
+    """Within 0.5 % where many rows are multiplied at a time, in bfloat16 with AMX. Few are
+    multiplied in integers, and x in 8 bits costs about 1 %."""
     prompts = [llm.get_tokenizer().encode(text).tolist() for text in TEXTS]
     expected = [
         torch.nn.functional.cross_entropy(
