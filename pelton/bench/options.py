@@ -156,7 +156,7 @@ class ServingOptions:
     """Requests to a server that speaks OpenAI's API. Raises ConfigError for what measures nothing.
 
     url: where it is.
-    endpoint: "completions" | "chat".
+    endpoint: "completions" | "chat", which needs a dataset.
     model_name: what to ask for; the server's first model if left out.
     api_key: the server's.
     num_prompts: requests that are measured.
@@ -223,6 +223,8 @@ class ServingOptions:
             raise ConfigError(f'endpoint must be "completions" or "chat", got {self.endpoint!r}.')
         if self.endpoint == "chat" and self.dataset is None:
             raise ConfigError("endpoint=chat needs texts: name a dataset.")
+        if self.plot is not None and not self.plot.endswith(".svg"):
+            raise ConfigError(f"plot must end with .svg, the one kind there is; got {self.plot!r}.")
         self.percentile_list()
         self.limits()
 

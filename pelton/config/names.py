@@ -10,9 +10,12 @@ _NEAR = 0.75
 
 
 def near_name(given: str, known: Iterable[str]) -> str | None:
-    """The one of `known` that was surely meant: it begins with `given`, or a letter or two differ;
-    None if there is none."""
+    """The one of `known` that was surely meant: it says `no-` for `disable-`, begins with `given`,
+    or a letter or two differ; None if there is none."""
     names = sorted(known)
+    opposite = given.replace("disable-", "no-", 1)
+    if opposite != given and opposite in names:
+        return opposite
     longer = [name for name in names if name.startswith(given)] if len(given) >= 3 else []
     near = difflib.get_close_matches(given, longer or names, n=1, cutoff=0.0 if longer else _NEAR)
     return near[0] if near else None

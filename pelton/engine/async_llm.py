@@ -182,6 +182,13 @@ class AsyncLLM:
         beyond = len(self._answers) - self.config.scheduler.max_num_seqs
         return max(beyond, min(self._scheduler_stats.num_waiting, len(self._silent)), 0)
 
+    @property
+    def max_answers(self) -> int | None:
+        """How many answers can be open at once, running and waiting; None: any number."""
+        if self._max_num_queued is None:
+            return None
+        return self.config.scheduler.max_num_seqs + self._max_num_queued
+
     async def generate(
         self,
         prompt: Prompt | Sequence[int] | Int32Array,

@@ -107,6 +107,7 @@ def make_state(
             names=names,
             defaults=engine.default_sampling,
             max_logprobs=config.max_logprobs,
+            max_answers=engine.max_answers,
         ),
         reader=reader,
         metrics=metrics,

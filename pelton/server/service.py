@@ -78,6 +78,7 @@ class Service:
         names: that requests may call the model by, the first one in answers.
         defaults: of sampling fields that requests leave out.
         max_logprobs: most alternatives to a token.
+        max_answers: that the engine takes at once, running and waiting; None: any number.
     """
 
     def __init__(
@@ -88,8 +89,10 @@ class Service:
         names: Sequence[str],
         defaults: Mapping[str, Any],
         max_logprobs: int,
+        max_answers: int | None = None,
     ) -> None:
         self._engine = engine
+        self._max_answers = max_answers
         self._reader = reader
         self._names = names
         self._defaults = defaults
@@ -100,7 +103,7 @@ class Service:
         self._check(body)
         params = completion_params(body, self._defaults)
         prompts = await self._reader.completion(body)
-        _check_answers(params.n, len(prompts))
+        self._check_answers(params.n, len(prompts))
         head = self._head("cmpl")
         chunker = CompletionChunker(head, body, prompts, self._reader.tokenizer)
         streams = self._streams(head.id, prompts, params, body)
@@ -111,6 +114,7 @@ class Service:
         """As `complete`, for a conversation."""
         self._check(body)
         params = chat_params(body, self._defaults, max_logprobs=self._max_logprobs)
+        self._check_answers(params.n, 1)
         prompt = await self._reader.chat(body)
         head = self._head("chatcmpl")
         chunker = ChatChunker(head, body, prompt, self._reader.tokenizer)
@@ -132,6 +136,22 @@ class Service:
     def _check(self, body: GenerationBody) -> None:
         self.check_model(body.model)
         refuse_unsupported(body)
+
+    def _check_answers(self, n: int, num_prompts: int) -> None:
+        """What could never be taken is no matter of coming again later."""
+        if n * num_prompts > MAX_N:
+            raise RequestError(
+                f"n must be at most {MAX_N // num_prompts} for {num_prompts} prompts, since a "
+                f"request may have {MAX_N} answers; got {n}.",
+                field="n",
+            )
+        most = self._max_answers
+        if most is not None and n * num_prompts > most:
+            raise RequestError(
+                f"{num_prompts} prompts with n={n} make {n * num_prompts} answers; this server "
+                f"takes {most} at once (max_num_seqs and max_num_queued_reqs).",
+                field="n" if n > 1 else "prompt",
+            )
 
     def _head(self, kind: str) -> Head:
         return Head(f"{kind}-{uuid.uuid4().hex}", int(time.time()), self._names[0])
@@ -205,15 +225,6 @@ class Run(Generic[Chunk, Whole]):
                     joiner.add(chunk)
         joiner.add(self.usage_chunk())
         return joiner.whole()
-
-
-def _check_answers(n: int, num_prompts: int) -> None:
-    if n * num_prompts > MAX_N:
-        raise RequestError(
-            f"n must be at most {MAX_N // num_prompts} for {num_prompts} prompts, since a request "
-            f"may have {MAX_N} answers; got {n}.",
-            field="n",
-        )
 
 
 def _refuse_abort(delta: RequestDelta) -> None:

@@ -31,6 +31,7 @@ from pelton.setup.refusals import RECURRENT_OFFLOADING, REFUSALS, REFUSED_DEVICE
 from pelton.speculation.table import SPECULATORS
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+_DTYPE_ALIASES = {"half": "float16", "float": "float32"}  # vLLM's
 DEVICES = ("auto", "cpu", "cuda", "fake")
 # kv_cache_dtype -> the type of the codes.
 KV_CODES = {
@@ -100,6 +101,8 @@ def check(args: EngineArgs) -> CheckedArgs:
     """
     _refuse(args)
     _check_types(args)
+    if isinstance(args.dtype, str):
+        args = replace(args, dtype=_DTYPE_ALIASES.get(args.dtype, args.dtype))
     _check_name("load_format", args.load_format, LOAD_FORMATS)
     _check_name("dtype", args.dtype, DTYPES)
     _check_name("kv_cache_dtype", args.kv_cache_dtype, {"auto", *KV_CODES})

@@ -65,6 +65,7 @@ def test_gaps(burstiness: float) -> None:
         ({"request_rate": 0.0}, "request_rate must be above 0"),
         ({"goodput": "ttft"}, "goodput must be as in"),
         ({"goodput": "x:1"}, "goodput must be as in"),
+        ({"plot": "r.png"}, "plot must end with .svg, the one kind there is; got 'r.png'"),
         ({"percentiles": "101"}, "percentiles must be"),
         ({"endpoint": "chats"}, "endpoint must be"),
         ({"endpoint": "chat"}, "name a dataset"),

@@ -25,6 +25,11 @@ def test_only_what_is_really_near_is_guessed(given: str, meant: str | None) -> N
     assert near_name(given, FIELDS) == meant
 
 
+def test_what_switches_off_is_not_taken_for_what_switches_on() -> None:
+    flags = ["--log-requests", "--no-log-requests", "--log-prompts"]
+    assert near_name("--disable-log-requests", flags) == "--no-log-requests"
+
+
 def test_an_unknown_name_tells_all_known_ones() -> None:
     assert known_names("x", ["b", "a"]) == " Known: a, b."
     assert known_names("bfloat", ["bfloat16", "float16"]).startswith(" Did you mean 'bfloat16'?")

@@ -491,6 +491,31 @@ def test_death_of_the_engine_reaches_everybody() -> None:
     run(main)
 
 
+@pytest.mark.parametrize(
+    ("url", "body", "field"),
+    [
+        (COMPLETIONS, {"prompt": "x", "n": 200, "temperature": 1.0}, "n"),
+        (COMPLETIONS, {"prompt": ["x"] * 200}, "prompt"),
+        (CHAT, {"messages": [{"role": "user", "content": "x"}], "n": 200, "temperature": 1.0}, "n"),
+    ],
+)
+def test_what_never_fits_the_queue_is_not_told_to_come_again(
+    url: str, body: dict[str, Any], field: str
+) -> None:
+    async def main() -> None:
+        llm = scripted_llm(echo_script, max_num_queued_reqs=2)
+        assert llm.max_answers is not None
+        assert llm.max_answers < 200
+        async with served(llm) as server:
+            response = await server.post(url, {**body, "max_tokens": 1})
+            assert response.status_code == 400
+            error = response.json()["error"]
+            assert error["param"] == field
+            assert f"{llm.max_answers} at once" in error["message"]
+
+    run(main)
+
+
 def test_a_full_queue_is_told_with_503() -> None:
     async def main() -> None:
         llm = scripted_llm(echo_script, max_num_queued_reqs=2)

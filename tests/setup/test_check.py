@@ -207,6 +207,11 @@ def test_devices(args, device):
     assert check(replace(args, device=device)).args.device == device
 
 
+@pytest.mark.parametrize(("given", "meant"), [("half", "float16"), ("float", "float32")])
+def test_dtypes_by_their_names_in_vllm(args, given, meant):
+    assert check(replace(args, dtype=given)).args.dtype == meant
+
+
 def test_above_the_checkpoints_context(args):
     with pytest.raises(ConfigError, match=r"max_model_len=129 .* context of 128 tokens"):
         check(replace(args, max_model_len=129))
