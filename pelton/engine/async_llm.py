@@ -42,6 +42,7 @@ from pelton.messages.to_engine import (
 )
 from pelton.setup.check import check
 from pelton.tokens.chat_template import ChatTemplate
+from pelton.tokens.threads import step_back
 from pelton.tokens.tokenizer import Tokenizer
 
 _SLICE_SECONDS = 0.004
@@ -99,7 +100,9 @@ class AsyncLLM:
         self._link = link
         self._reader = PromptReader(config, tokenizer)
         self._loop = asyncio.get_running_loop()
-        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="pelton-text")
+        self._threads = ThreadPoolExecutor(
+            max_workers=2, thread_name_prefix="pelton-text", initializer=step_back
+        )
         self._streams: dict[str, Stream] = {}
         self._answers: dict[int, tuple[Stream, Answer]] = {}
         self._silent: set[int] = set()

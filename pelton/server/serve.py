@@ -33,6 +33,7 @@ from pelton.server.service import Service
 from pelton.server.state import ServerState, engine_numbers
 from pelton.server.throughput import log_throughput
 from pelton.tokens.chat_template import ContentChoice
+from pelton.tokens.threads import step_back
 
 log = logging.getLogger("pelton.server")
 
@@ -78,7 +79,7 @@ def make_state(
     )
     config = engine.config
     names = args.served_model_name or [engine.facts.model]
-    pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="pelton-request")
+    pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="pelton-request", initializer=step_back)
     reader = PromptReader(
         tokenizer,
         template,
