@@ -72,7 +72,8 @@ def test_chat_with_a_key_and_a_rate(tmp_path: Path) -> None:
     assert result["goodput_share"] == 1
     sent = [one.sent for one in outcomes]
     assert sent == sorted(sent)
-    assert all(one.sent >= one.due for one in outcomes)
+    # A timer of the event loop may be up to a millisecond early.
+    assert all(one.sent >= one.due - 0.002 for one in outcomes)
     lines: list[str] = []
     tell(result, lines.append)
     for words in ("5 done, 0 failed", "TTFT", "p99", "goodput"):
