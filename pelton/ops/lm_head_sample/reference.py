@@ -21,6 +21,11 @@ def composed(
     signature: HeadSignature, head: Head, weight: torch.Tensor, norm_weight: torch.Tensor
 ) -> Kernel:
     """The model's logits, then `draw`."""
+    return over_logits(head, draw)
+
+
+def over_logits(head: Head, draw: Kernel) -> Kernel:
+    """The model's logits, then any kernel with the arguments of `draw`."""
 
     def kernel(
         hidden: torch.Tensor,

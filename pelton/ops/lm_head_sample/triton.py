@@ -10,6 +10,7 @@ import torch
 import triton
 
 from pelton.ops.lm_head_sample import FUSED_ROWS, DrawRows, HeadSignature
+from pelton.ops.lm_head_sample.reference import over_logits
 from pelton.ops.lm_head_sample.triton_kernels import head_tiles, logit_tiles, pick
 from pelton.ops.registry import Kernel
 from pelton.ops.triton_launch import Launch, compile_only, run
@@ -116,19 +117,7 @@ def from_logits(
         rows = _nobody(weight.device)
         row = weight.new_empty(1, signature.vocab_size)
         draw(row, rows, rows.positions, rows.positions, compile_only)
-
-    def kernel(
-        hidden: torch.Tensor,
-        indices: torch.Tensor,
-        rows: DrawRows,
-        logits: torch.Tensor,
-        out_ids: torch.Tensor,
-        out_status: torch.Tensor,
-    ) -> None:
-        head(hidden.index_select(0, indices), logits)
-        draw(logits, rows, out_ids, out_status)
-
-    return kernel
+    return over_logits(head, draw)
 
 
 def _nobody(device: torch.device) -> DrawRows:
