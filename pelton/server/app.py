@@ -13,10 +13,11 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp
 
 from pelton.metrics.prometheus import CONTENT_TYPE
 from pelton.server.endpoint import Answer, Call, Endpoint, InFlight
-from pelton.server.errors import ApiError
+from pelton.server.errors import ApiError, as_api_error
 from pelton.server.keys import KeyGuard, open_to_all
 from pelton.server.openapi import Operation, openapi_document
 from pelton.server.protocol import (
@@ -36,6 +37,7 @@ from pelton.server.protocol import (
     Tokens,
     Version,
 )
+from pelton.server.request_ids import HEADER, Named, id_of
 from pelton.server.routes import generation, models, page, status, tokens
 from pelton.server.state import ServerState
 from pelton.server.streaming import json_bytes
@@ -99,7 +101,7 @@ OPERATIONS = (
 )
 
 
-def create_app(state: ServerState, keys: Sequence[str] = ()) -> Starlette:
+def create_app(state: ServerState, keys: Sequence[str] = ()) -> ASGIApp:
     """The application that serves `state`.
 
     keys: one of which a client needs, except for health, version, load, stats, metrics, the page
@@ -140,13 +142,14 @@ def create_app(state: ServerState, keys: Sequence[str] = ()) -> Starlette:
         allow_origins=origins or [],
         allow_methods=["GET", "POST"],
         allow_headers=["*"],
-        expose_headers=["X-Request-Id"],
+        expose_headers=[HEADER],
     )
-    return Starlette(
+    app = Starlette(
         routes=routes,
         middleware=[cors] if origins else [],
         exception_handlers={HTTPException: _no_such_path},
     )
+    return Named(app)
 
 
 class _Cors(CORSMiddleware):
@@ -167,6 +170,8 @@ class _Cors(CORSMiddleware):
 
 async def _no_such_path(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    if (refusal := id_of(request.scope).refusal) is not None:
+        return _error(as_api_error(refusal, ""), {})
     method, path = request.method[:20], request.url.path[:200]
     message = f"There is no {method} {path} here; /openapi.json lists what there is."
     if error.status_code == 405:

@@ -25,6 +25,7 @@ import msgspec
 from pelton.errors import ConfigError, EngineError, RequestError
 from pelton.server.bodies import parse
 from pelton.server.local import PATHS
+from pelton.server.request_ids import new_id
 
 _FIRST = b'{"id":"batch_req_'  # how each record begins
 _SYNC_SECONDS = 1.0
@@ -126,7 +127,7 @@ class _Batch:
         status, body = await self._answer(request.url, bytes(request.body))
         response = {
             "status_code": status,
-            "request_id": f"req-{uuid.uuid4().hex}",
+            "request_id": new_id(),
             "body": msgspec.Raw(body),
         }
         self._write(request.custom_id, response, None, is_success=status == 200)

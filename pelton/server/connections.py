@@ -23,15 +23,16 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from http import HTTPStatus
 from termios import TIOCOUTQ
-from typing import Any
+from typing import Any, cast
 
 import h11
 import uvicorn
-from starlette.applications import Starlette
+from starlette.types import ASGIApp, Scope
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from pelton.config.server import ServerArgs
 from pelton.server.errors import ApiError
+from pelton.server.request_ids import HEADER, RequestId, id_of
 from pelton.server.streaming import json_bytes
 
 log = logging.getLogger("pelton.server")
@@ -58,11 +59,42 @@ class Limits:
         return min(_SWEEP_SECONDS, self.head / 4, self.send / 4)
 
 
+class _Refused(h11.RemoteProtocolError):
+    """A head that could be read, and is not taken; its words are a whole sentence."""
+
+
+class _Parser(h11.Connection):
+    """Stricter than h11 about what another server on the way might read otherwise, and so see other
+    requests in the same bytes (RFC 9112, 11.2)."""
+
+    def next_event(self) -> Any:
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            _check_head(event)
+        return event
+
+
+def _check_head(head: h11.Request) -> None:
+    version, names = head.http_version, {name for name, _ in head.headers}
+    if version not in (b"1.0", b"1.1"):
+        raise _Refused(
+            f"HTTP/1.1 and HTTP/1.0 are spoken here, got HTTP/{version.decode()}.",
+            error_status_hint=505,
+        )
+    if b"transfer-encoding" not in names:
+        return
+    if b"content-length" in names:
+        raise _Refused("A request may have Content-Length or Transfer-Encoding, and not both.")
+    if version == b"1.0":
+        raise _Refused("Transfer-Encoding needs HTTP/1.1, got HTTP/1.0.")
+
+
 class Connection(H11Protocol):
     """One client's."""
 
     def __init__(self, *arguments: Any, limits: Limits, **named: Any) -> None:
         super().__init__(*arguments, **named)
+        self.conn = _Parser(h11.SERVER, MAX_HEAD_BYTES)
         self._limits = limits
         self._head_began: float | None = None
         self._has_sent = False
@@ -128,6 +160,8 @@ class Connection(H11Protocol):
         status = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
         if status == 431:
             what = f"The request's first line and headers may have {MAX_HEAD_BYTES} bytes."
+        elif isinstance(error, _Refused):
+            what = str(error)
         elif status == 501:
             what = f"{error}."
         else:
@@ -136,7 +170,10 @@ class Connection(H11Protocol):
 
     def _refuse(self, status: int, message: str) -> None:
         """Answers, and ends the connection."""
+        request_id = RequestId()
         if self.cycle is not None:
+            if not self.cycle.response_complete:
+                request_id = id_of(cast(Scope, self.scope))
             # Whoever works on a request whose body cannot be read learns that it has left.
             self.cycle.disconnected = True
             self.cycle.message_event.set()
@@ -148,6 +185,7 @@ class Connection(H11Protocol):
             ("content-type", "application/json"),
             ("content-length", str(len(body))),
             ("connection", "close"),
+            (HEADER.lower(), request_id.shown),
         ]
         for event in (
             h11.Response(status_code=status, headers=headers, reason=HTTPStatus(status).phrase),
@@ -202,7 +240,7 @@ class Server(uvicorn.Server):
         yield
 
 
-def server_of(app: Starlette, args: ServerArgs) -> Server:
+def server_of(app: ASGIApp, args: ServerArgs) -> Server:
     """Serves `app` as `args` say, but for where it listens."""
     limits = Limits(head=args.head_timeout, send=args.send_timeout)
     protocol: Any = functools.partial(Connection, limits=limits)
@@ -212,7 +250,6 @@ def server_of(app: Starlette, args: ServerArgs) -> Server:
         access_log=False,
         # The other parser that uvicorn knows takes headers without an end, in quadratic time.
         http=protocol,
-        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         lifespan="off",
         ws="none",
         server_header=False,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import uuid
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,11 +11,10 @@ from typing import Any
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Receive, Scope, Send
 
-from pelton.errors import RequestError
 from pelton.server.errors import as_api_error
+from pelton.server.request_ids import RequestId, id_of
 from pelton.server.streaming import event, json_bytes
 
-MAX_ID_LENGTH = 200
 JSON = "application/json"
 EVENTS = "text/event-stream; charset=utf-8"
 
@@ -25,30 +23,15 @@ _LINGER_SECONDS = 2.0
 _LINGER_BYTES = 2**28
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Call:
-    """A request that is being answered.
-
-    id: ours, unique. shown_id: the client's own name of it, from X-Request-Id, or ours.
-    """
+    """A request that is being answered."""
 
     request: Request
-    id: str = field(default_factory=lambda: f"req-{uuid.uuid4().hex}")
-    shown_id: str = ""
 
-    def __post_init__(self) -> None:
-        self.shown_id = self.id
-
-
-def shown_id(given: str) -> str:
-    """A client's name of its request; it goes into headers and logs. Raises RequestError."""
-    if not given or len(given) > MAX_ID_LENGTH or not (given.isascii() and given.isprintable()):
-        raise RequestError(
-            f"request_id must have 1 to {MAX_ID_LENGTH} printable ASCII characters, got "
-            f"{given[:MAX_ID_LENGTH]!r}.",
-            field="request_id",
-        )
-    return given
+    @property
+    def id(self) -> RequestId:
+        return id_of(self.request.scope)
 
 
 @dataclass(slots=True)
@@ -73,8 +56,8 @@ class InFlight:
 
 
 class Endpoint:
-    """An ASGI application around `handler`: it shows the request's id, tells exceptions in OpenAI's
-    shape, and cancels the handler when the client has left.
+    """An ASGI application around `handler`: it tells exceptions in OpenAI's shape, and cancels the
+    handler when the client has left.
 
     Args:
         guard: raises ApiError for who may not come in.
@@ -120,9 +103,8 @@ class Endpoint:
     async def _answer(self, call: Call, send: Send, body_ended: asyncio.Event) -> None:
         has_begun = False
         try:
+            call.id.check()
             self._guard(call.request)
-            if (given := call.request.headers.get("x-request-id")) is not None:
-                call.shown_id = shown_id(given)
             answer = await self._handler(call)
             if answer.events is None:
                 await _send(call, send, answer)
@@ -131,7 +113,7 @@ class Endpoint:
                 # What is wrong with the request shows before its first tokens, in the status.
                 first = await anext(events)
                 has_begun = True
-                await send(_start(call, answer.status, EVENTS, {"cache-control": "no-cache"}))
+                await send(_start(answer.status, EVENTS, {"cache-control": "no-cache"}))
                 await send({"type": "http.response.body", "body": first, "more_body": True})
                 async for piece in events:
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
@@ -139,7 +121,7 @@ class Endpoint:
         except ClientDisconnect:
             pass
         except Exception as error:
-            failure = as_api_error(error, call.shown_id)
+            failure = as_api_error(error, call.id.shown)
             if has_begun:
                 last = event(failure.answer)
                 await send({"type": "http.response.body", "body": last})
@@ -158,8 +140,8 @@ async def _disconnect(receive: Receive, body_ended: asyncio.Event) -> None:
         pass
 
 
-def _start(call: Call, status: int, content_type: str, headers: dict[str, str]) -> Message:
-    all_headers = {"content-type": content_type, "x-request-id": call.shown_id, **headers}
+def _start(status: int, content_type: str, headers: dict[str, str]) -> Message:
+    all_headers = {"content-type": content_type, **headers}
     return {
         "type": "http.response.start",
         "status": status,
@@ -173,7 +155,7 @@ async def _send(call: Call, send: Send, answer: Answer, *, lingers: bool = False
     headers = {**answer.headers, "content-length": str(len(answer.body))}
     if lingers:
         headers["connection"] = "close"
-    await send(_start(call, answer.status, answer.content_type, headers))
+    await send(_start(answer.status, answer.content_type, headers))
     if lingers and "expect" not in call.request.headers:
         await send({"type": "http.response.body", "body": answer.body, "more_body": True})
         await _discard(call.request)

@@ -4,7 +4,6 @@ answers and errors."""
 from __future__ import annotations
 
 import contextlib
-import uuid
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
@@ -16,6 +15,7 @@ from pelton.server.bodies import parse_body
 from pelton.server.errors import ApiError, as_api_error
 from pelton.server.options import check_server
 from pelton.server.protocol import ChatBody, CompletionBody
+from pelton.server.request_ids import new_id
 from pelton.server.serve import make_state
 from pelton.server.service import Run, Watch
 from pelton.server.state import ServerState
@@ -78,7 +78,7 @@ def _check_stream(asked: bool | None, streams: bool) -> None:
 
 
 def _failure(error: Exception) -> ApiError:
-    return as_api_error(error, f"req-{uuid.uuid4().hex}")
+    return as_api_error(error, new_id())
 
 
 @contextlib.asynccontextmanager

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import cast
 
 import uvicorn
-from starlette.applications import Starlette
+from starlette.types import ASGIApp
 
 from pelton.config.engine import EngineArgs
 from pelton.config.env import api_keys
@@ -195,7 +195,7 @@ class _Serving:
         finally:
             await asyncio.shield(engine.close())
 
-    async def _serve(self, state: ServerState, app: Starlette) -> None:
+    async def _serve(self, state: ServerState, app: ASGIApp) -> None:
         self._server = server = server_of(app, self._args)
         self._state = state
         gc.collect()

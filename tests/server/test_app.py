@@ -394,10 +394,75 @@ def test_request_ids() -> None:
             assert answer.headers["x-request-id"] == "his"
             answer = await server.post(COMPLETIONS, body)
             assert answer.headers["x-request-id"].startswith("req-")
-            answer = await server.post(COMPLETIONS, body, headers={"x-request-id": "x" * 300})
-            assert answer.status_code == 400
-            answer = await server.post(COMPLETIONS, {}, headers=headers)
+            answer = await server.post(COMPLETIONS, {**body, "request_id": "his"}, headers=headers)
             assert answer.headers["x-request-id"] == "mine"
+
+    run(main)
+
+
+def test_every_answer_carries_a_request_id() -> None:
+    """The client's, if it has one, and else ours; whatever the answer is."""
+
+    async def main() -> None:
+        options: dict[str, Any] = {"allowed_origins": ["https://a"], "max_body_bytes": 50}
+        async with served(scripted_llm(), keys=["k"], **options) as server:
+            key = {"authorization": "Bearer k"}
+            preflight = {"origin": "https://a", "access-control-request-method": "POST"}
+            requests: list[tuple[str, str, dict[str, str], dict[str, Any], int]] = [
+                ("GET", "/health", {}, {}, 200),
+                ("GET", "/", {}, {}, 200),
+                ("GET", "/metrics", {}, {}, 200),
+                ("GET", "/openapi.json", {}, {}, 200),
+                ("POST", COMPLETIONS, key, {"json": {"prompt": "x"}}, 200),
+                ("POST", COMPLETIONS, key, {"json": {"prompt": "x", "stream": True}}, 200),
+                ("POST", COMPLETIONS, key, {"json": {}}, 400),
+                ("POST", COMPLETIONS, {}, {"json": {}}, 401),
+                ("POST", COMPLETIONS, key, {"json": {"prompt": "x" * 99}}, 413),
+                ("POST", COMPLETIONS, key, {"content": b"x"}, 415),
+                ("GET", COMPLETIONS, {}, {}, 405),
+                ("GET", "/nothing", {}, {}, 404),
+                ("OPTIONS", COMPLETIONS, preflight, {}, 200),
+                ("OPTIONS", COMPLETIONS, {**preflight, "origin": "https://b"}, {}, 400),
+            ]
+            for method, path, headers, content, status in requests:
+                for name in (None, "mine"):
+                    sent = headers if name is None else {**headers, "x-request-id": name}
+                    response = await server.client.request(method, path, headers=sent, **content)
+                    assert response.status_code == status, (method, path)
+                    (shown,) = response.headers.get_list("x-request-id")
+                    assert shown == name or (name is None and shown.startswith("req-"))
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["x" * 201], "200 printable ASCII characters, got 201 characters"),
+        (["caf\u00e9"], "200 printable ASCII characters, got 'caf\u00e9'"),
+        (["a\tb"], "200 printable ASCII characters, got 'a\\tb'"),
+        ([""], "1 to 200"),
+        (["one", "two"], "once, got 2"),
+    ],
+)
+def test_odd_request_ids_are_refused(given: list[str], words: str) -> None:
+    """And not replaced: whoever sends one looks for it in answers and logs."""
+
+    async def main() -> None:
+        async with served(scripted_llm()) as server:
+            headers = [(b"x-request-id", value.encode("latin-1")) for value in given]
+            for method, path in [
+                ("POST", COMPLETIONS),
+                ("GET", "/health"),
+                ("GET", "/nothing"),
+                ("PUT", "/health"),
+            ]:
+                response = await server.client.request(method, path, headers=headers)
+                assert response.status_code == 400, path
+                error = response.json()["error"]
+                assert words in error["message"]
+                assert error["param"] == "X-Request-Id"
+                assert response.headers["x-request-id"].startswith("req-")
 
     run(main)
 

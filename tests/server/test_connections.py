@@ -26,6 +26,14 @@ HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 BODY = b'{"prompt": "la la", "max_tokens": 3}'
 
+BOTH_LENGTHS = (
+    POST
+    + b"Content-Length: %d\r\nTransfer-Encoding: chunked\r\n\r\n" % (len(HEALTH) + 5)
+    + b"0\r\n\r\n"
+    + HEALTH
+)
+"""One request, or two, as one reads it."""
+
 Pipe = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
@@ -176,7 +184,21 @@ def test_limits_do_not_hurt_the_slow_but_steady() -> None:
         (b"GET /health HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n", 400, "Host"),
         (b"GET / HTTP/1.1\r\nHost : x\r\n\r\n", 400, "illegal header line"),
         (POST + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\n", 400, "Content-Length"),
+        (POST + b"Content-Length: 5, 6\r\n\r\n", 400, "Content-Length"),
         (POST + b"Content-Length: -5\r\n\r\n", 400, "Content-Length"),
+        (BOTH_LENGTHS, 400, "Content-Length or Transfer-Encoding, and not both."),
+        (
+            POST.replace(b"1.1", b"1.0") + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+            400,
+            "Transfer-Encoding needs HTTP/1.1",
+        ),
+        (
+            HEALTH.replace(b"1.1", b"2.0"),
+            505,
+            "HTTP/1.1 and HTTP/1.0 are spoken here, got HTTP/2.0.",
+        ),
+        (HEALTH.replace(b"1.1", b"1.2"), 505, "got HTTP/1.2."),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505, "got HTTP/2.0."),
         (
             POST + b"Transfer-Encoding: gzip\r\n\r\n",
             501,
@@ -201,6 +223,7 @@ def test_what_is_no_http_is_told_so(
                 assert found == status
                 assert headers["content-type"] == "application/json"
                 assert headers["connection"] == "close"
+                assert headers["x-request-id"].startswith("req-")
                 error = json.loads(body)["error"]
                 assert words.lower() in error["message"].lower()
                 assert error["type"] == "invalid_request_error"
@@ -222,6 +245,18 @@ def test_a_body_that_goes_wrong_after_its_answer_has_begun(
 
     run(main)
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+def test_a_body_that_goes_wrong_is_refused_under_its_requests_name() -> None:
+    async def main() -> None:
+        async with alone(scripted_llm()) as (reader, writer):
+            writer.write(POST + b"X-Request-Id: mine\r\nTransfer-Encoding: chunked\r\n\r\n")
+            await asyncio.sleep(0.05)
+            writer.write(b"zz\r\n")
+            status, headers, _ = await answer(reader)
+            assert (status, headers["x-request-id"]) == (400, "mine")
+
+    run(main)
 
 
 def test_a_large_head_finds_its_answer() -> None:

@@ -9,7 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from pelton.server.bodies import parse_body, read_body
-from pelton.server.endpoint import EVENTS, Answer, Call, shown_id
+from pelton.server.endpoint import EVENTS, Answer, Call
 from pelton.server.protocol import (
     ChatBody,
     CompletionBody,
@@ -41,12 +41,11 @@ async def _begin(state: ServerState, call: Call, kind: type[Body]) -> tuple[Body
     request = call.request
     raw = await read_body(request, state.args)
     body = await parse_body(state.pool, raw, kind)
-    if body.request_id is not None and call.shown_id == call.id:
-        call.shown_id = shown_id(body.request_id)
+    call.id.name_by_field(body.request_id)
     watch = RequestWatch(
         state.metrics,
         what=f"{request.method} {request.url.path}",
-        shown_id=None if call.shown_id == call.id else call.shown_id,
+        shown_id=call.id.given,
         who=body.user or body.safety_identifier,
         logs_line=state.args.log_requests,
         logs_prompts=state.args.log_prompts,
