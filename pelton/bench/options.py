@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from pelton.config.sizes import Tokens, read_sizes
 from pelton.errors import ConfigError
 
 # Fewer alternating pairs say nothing about a ratio.
@@ -35,6 +36,7 @@ class BenchOptions:
     profile: str | None = None
 
     def __post_init__(self) -> None:
+        read_sizes(self)
         least = {"num_iters": MIN_PAIRS if self.baseline else 1, "num_iters_warmup": 0}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
@@ -52,8 +54,8 @@ class LatencyOptions(BenchOptions):
     batch_size: rows.
     """
 
-    input_len: int = 32
-    output_len: int = 128
+    input_len: Tokens = 32
+    output_len: Tokens = 128
     batch_size: int = 1
 
 
@@ -93,7 +95,7 @@ class SpeculationOptions(BenchOptions):
     """
 
     prompt_file: str | None = None
-    output_len: int = 64
+    output_len: Tokens = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,8 +108,8 @@ class OffloadingOptions(BenchOptions):
     """
 
     num_prompts: int = 6
-    input_len: int = 1024
-    output_len: int = 16
+    input_len: Tokens = 1024
+    output_len: Tokens = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,8 +123,8 @@ class ThroughputOptions(BenchOptions):
     """
 
     num_prompts: int = 64
-    input_len: int = 128
-    output_len: int = 64
+    input_len: Tokens = 128
+    output_len: Tokens = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,8 +137,8 @@ class HostOptions(BenchOptions):
     """
 
     rows: str = "1,32,256"
-    input_len: int = 32
-    output_len: int = 66
+    input_len: Tokens = 32
+    output_len: Tokens = 66
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -193,8 +195,8 @@ class ServingOptions:
     request_rate: float = math.inf
     burstiness: float = 1.0
     max_concurrency: int | None = None
-    input_len: int = 128
-    output_len: int = 64
+    input_len: Tokens = 128
+    output_len: Tokens = 64
     dataset: str | None = None
     vocab_size: int = 1000
     ignore_eos: bool = False
@@ -210,6 +212,7 @@ class ServingOptions:
     plot: str | None = None
 
     def __post_init__(self) -> None:
+        read_sizes(self)
         least = {"num_warmups": 0, "vocab_size": 101, "seed": 0}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
@@ -267,8 +270,8 @@ class OverheadOptions(BenchOptions):
     """
 
     num_prompts: int = 32
-    input_len: int = 32
-    output_len: int = 128
+    input_len: Tokens = 32
+    output_len: Tokens = 128
 
     def __post_init__(self) -> None:
         super().__post_init__()

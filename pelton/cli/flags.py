@@ -1,8 +1,9 @@
 """Command-line flags made from the fields of a dataclass, so that each name exists once.
 
-`max_model_len: int | None` becomes `--max-model-len N`, a bool becomes `--x / --no-x`, a dict takes
-JSON, a list may be repeated. Help comes from the class's docstring (lines "name: text"). A flag
-that is not given is left out of the result, so defaults also exist once: in the dataclass.
+`max_num_seqs: int | None` becomes `--max-num-seqs N`, `Tokens` and `Bytes` take sizes, a bool
+becomes `--x / --no-x`, a dict takes JSON, a list may be repeated. Help comes from the class's
+docstring (lines "name: text"). A flag that is not given is left out of the result, so defaults also
+exist once: in the dataclass.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any, NoReturn
 
 from pelton.config.docs import field_texts
 from pelton.config.names import near_name
+from pelton.config.sizes import parse_size, unit_of
 
 
 class Parser(argparse.ArgumentParser):
@@ -113,7 +115,7 @@ def add_fields(
     takes_many: lists of which several entries may stand behind one flag.
     """
     group = parser.add_argument_group(title)
-    hints = typing.get_type_hints(kind)
+    hints = typing.get_type_hints(kind, include_extras=True)
     texts = field_texts(kind)
     if defaults is None:
         defaults = {field.name: field.default for field in dataclasses.fields(kind)}
@@ -148,6 +150,8 @@ def _action(hint: Any, *, takes_many: bool = False) -> dict[str, Any]:
         if typing.get_origin(member) is list:
             how = {"action": _ManyWords, "nargs": "+"} if takes_many else {"action": "append"}
             return {**how, **_action(typing.get_args(member)[0])}
+    if unit := unit_of(hint):
+        return {"type": _size(unit, may_be_left_out=is_union), "metavar": "SIZE"}
     (member,) = members
     if member is bool:
         return {"action": argparse.BooleanOptionalAction}
@@ -160,6 +164,16 @@ def _integer(text: str) -> int:
         return int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"must be an integer, got {text!r}") from None
+
+
+def _size(unit: str, *, may_be_left_out: bool) -> Callable[[str], int | None]:
+    def read(text: str) -> int | None:
+        try:
+            return parse_size(text, unit, may_be_left_out=may_be_left_out)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return read
 
 
 def _number(text: str) -> float:

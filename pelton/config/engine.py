@@ -11,12 +11,14 @@ from pelton.config.memory import MemoryTable
 from pelton.config.model import GenerationDefaults, ModelConfig
 from pelton.config.quant import QuantConfig
 from pelton.config.scheduler import SchedulerConfig
+from pelton.config.sizes import Bytes, Tokens, read_sizes
 from pelton.config.speculation import SpeculationConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineArgs:
-    """Arguments as users type them; names are vLLM's. None means: decide for me.
+    """Arguments as users type them; names are vLLM's. None means: decide for me. Numbers of tokens
+    and bytes may also be texts such as "32k", "32K", "4GiB" or "auto": see config/sizes.py.
 
     model: folder, GGUF file, hub id ("org/name"), or None for the embedded model.
     tokenizer: folder, GGUF file or hub id with another tokenizer than the model's.
@@ -77,17 +79,17 @@ class EngineArgs:
     dtype: str = "auto"
     device: str = "auto"
     seed: int = 0
-    max_model_len: int | None = None
+    max_model_len: Tokens | None = None
     max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
-    long_prefill_token_threshold: int = 0
+    max_num_batched_tokens: Tokens | None = None
+    long_prefill_token_threshold: Tokens = 0
     scheduling_policy: str = "fcfs"
     max_steps_in_flight: int = 2
     block_size: int = 16
     enable_prefix_caching: bool = True
-    mamba_block_size: int | None = None
+    mamba_block_size: Tokens | None = None
     gpu_memory_utilization: float | None = None
-    kv_cache_memory_bytes: int | None = None
+    kv_cache_memory_bytes: Bytes | None = None
     num_gpu_blocks_override: int | None = None
     kv_cache_dtype: str = "auto"
     kv_offloading_size: float | None = None
@@ -103,10 +105,13 @@ class EngineArgs:
     enable_lora: bool = False
     enforce_eager: bool = False
     cudagraph_capture_sizes: list[int] | None = None
-    max_cudagraph_capture_size: int | None = None
+    max_cudagraph_capture_size: Tokens | None = None
     chat_template: str | None = None
     generation_config: str = "auto"
     hf_overrides: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        read_sizes(self)
 
 
 @dataclass(frozen=True, kw_only=True)

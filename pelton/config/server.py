@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pelton.config.sizes import Bytes, read_sizes
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServerArgs:
@@ -58,7 +60,7 @@ class ServerArgs:
     allowed_origins: list[str] | None = None
     chat_template_content_format: str = "auto"
     trust_request_chat_template: bool = False
-    max_body_bytes: int = 32 * 2**20
+    max_body_bytes: Bytes = 32 * 2**20
     max_num_queued_reqs: int | None = None
     keep_alive_timeout: int = 75
     head_timeout: float = 20.0
@@ -70,3 +72,6 @@ class ServerArgs:
     log_prompts: bool = False
     log_interval: float = 10.0
     metrics_prefix: str = "pelton"
+
+    def __post_init__(self) -> None:
+        read_sizes(self)

@@ -114,7 +114,7 @@ def test_refusals(args, field, value):
     ("field", "value", "says"),
     [
         ("max_model_len", 1, "from 2 to"),
-        ("max_model_len", "128", "must be an integer"),
+        ("max_model_len", 128.0, "must be an integer"),
         ("max_model_len", True, "must be an integer"),
         ("max_num_seqs", 1.5, "must be an integer"),
         ("block_size", None, "must be an integer"),
