@@ -8,9 +8,11 @@ COPY pelton pelton
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
 FROM python:3.12-slim
-RUN apt-get update && apt-get install -y --no-install-recommends libgomp1 \
-    && rm -rf /var/lib/apt/lists/*
-# TORCH_INDEX=https://download.pytorch.org/whl/cu128 for NVIDIA GPUs.
+# For NVIDIA GPUs: --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu128
+# and --build-arg PACKAGES="gcc libc6-dev", by which Triton makes what launches its kernels.
+ARG PACKAGES=""
+RUN [ -z "${PACKAGES}" ] || { apt-get update && apt-get install -y --no-install-recommends \
+    ${PACKAGES} && rm -rf /var/lib/apt/lists/*; }
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN pip install --no-cache-dir --index-url ${TORCH_INDEX} "torch>=2.11"
 COPY --from=build /wheels /wheels
