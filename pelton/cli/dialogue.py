@@ -186,17 +186,21 @@ class Dialogue:
         raise NotImplementedError
 
     def run(self) -> int:
-        """Until /quit, Ctrl-D, or a second Ctrl-C. Returns the exit code."""
+        """Until /quit, the input's end (Ctrl-D), or a second Ctrl-C. Returns the exit code: 130
+        after Ctrl-C, 0 for people, and for a script 1 or 2 if one of its lines had no answer."""
         tell(
             f"Talking to {self.api.model}. /help lists commands, {_BLOCK} begins and ends a block."
         )
         _set_up_history()
-        num_interrupts = 0
+        num_interrupts = code = 0
         while True:
             try:
                 text = read_text()
             except EOFError:
-                return 0
+                if sys.stdin.isatty():
+                    tell("")  # or the shell would go on behind our prompt
+                    return 0
+                return code
             except KeyboardInterrupt:
                 num_interrupts += 1
                 if num_interrupts == 2:
@@ -214,6 +218,7 @@ class Dialogue:
                 raise
             except (RequestError, EngineError, OSError) as error:
                 tell(f"[{error}]")
+                code = max(code, 2 if isinstance(error, RequestError) else 1)
 
     def _answer(self, text: str) -> bool:
         """Returns whether it was stopped."""
@@ -303,17 +308,36 @@ def _value(text: str) -> Any:
 
 def read_text() -> str:
     """What is typed until Enter; a block between triple quotes, or lines that end with a backslash,
-    as one text. Raises EOFError, KeyboardInterrupt."""
-    line = input(">>> ")
+    as one text. The end of the input ends them, too. Raises EOFError, KeyboardInterrupt, and
+    RequestError for what is no text."""
+    line = _read_line(">>> ")
     if line.lstrip().startswith(_BLOCK):
         lines = [line.lstrip().removeprefix(_BLOCK)]
-        while not lines[-1].rstrip().endswith(_BLOCK):
-            lines.append(input("... "))
+        with contextlib.suppress(EOFError):
+            while not lines[-1].rstrip().endswith(_BLOCK):
+                lines.append(_read_line("... "))
         lines[-1] = lines[-1].rstrip().removesuffix(_BLOCK)
         return "\n".join(lines).strip("\n")
-    while line.endswith("\\"):
-        line = line[:-1] + "\n" + input("... ")
+    with contextlib.suppress(EOFError):
+        while line.endswith("\\"):
+            line = line[:-1] + "\n"
+            line += _read_line("... ")
     return line
+
+
+def _read_line(prompt: str) -> str:
+    """Only a person is prompted, and never in the midst of answers that go to a file."""
+    if sys.stdin.isatty() and sys.stdout.isatty():
+        return input(prompt)
+    if sys.stdin.isatty():
+        print(prompt, end="", file=sys.stderr, flush=True)
+    try:
+        line = sys.stdin.readline()
+    except UnicodeDecodeError as error:
+        raise RequestError(f"standard input must be text: {error.reason}.") from None
+    if not line:
+        raise EOFError
+    return line.removesuffix("\n")
 
 
 def _set_up_history() -> None:

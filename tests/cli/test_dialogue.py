@@ -164,6 +164,37 @@ def test_control_c(terminal: Terminal) -> None:
     assert terminal.wait() == 130
 
 
+def test_an_engine_of_its_own_in_a_terminal(tmp_path: Path) -> None:
+    """Ctrl-C stops the answer and not the engine; Ctrl-D is the end."""
+    words = ["chat", str(chat_model(2048)), "--num-threads", "1", "--ignore-eos"]
+    terminal = Terminal([*words, "--temperature", "0", "--max-tokens", "1900"], tmp_path)
+    try:
+        terminal.wait_for(">>> ", 60)
+        terminal.type("hello\n")
+        terminal.wait_for("hello\r\n")
+        time.sleep(0.5)
+        terminal.type("\x03")
+        terminal.wait_for("[stopped; Ctrl-C once more ends this]", 5)
+        terminal.wait_for(">>> ")
+        terminal.type("/set max_tokens=4\n")
+        terminal.wait_for(">>> ")
+        terminal.type("one\\\n")
+        terminal.wait_for("... ")
+        terminal.type("two\n")
+        terminal.wait_for(" + 4 tokens, first after")
+        terminal.wait_for(">>> ")
+        terminal.type(f"/save {tmp_path}/talk.json\n")
+        terminal.wait_for("[written to")
+        terminal.wait_for(">>> ")
+        terminal.type("\x04")
+        assert terminal.wait() == 0
+    finally:
+        terminal.close()
+    said = json.loads((tmp_path / "talk.json").read_text())["messages"]
+    assert [m["content"] for m in said if m["role"] == "user"] == ["hello", "one\ntwo"]
+    assert said[1]["content"]
+
+
 def run(*words: str, text: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*COMMAND, *words],
@@ -191,6 +222,32 @@ def test_one_answer_of_a_server(server: ServeProcess) -> None:
     nobody = run("chat", "-q", "x", "--url", "http://127.0.0.1:9")
     assert nobody.returncode == 1
     assert "http://127.0.0.1:9 does not answer: Connection refused." in nobody.stderr
+
+
+def test_lines_from_a_pipe(server: ServeProcess) -> None:
+    """Answers alone on standard output, and no prompt anywhere."""
+    words = ("complete", "--url", server.url, "--api-key", KEY, "--max-tokens", "5")
+    words = (*words, "--temperature", "0", "--ignore-eos")
+    alone = [run(*words, "-q", text).stdout for text in ("The sea", "a\nb")]
+    piped = run(*words, "--no-stats", text='The sea\n"""a\nb')
+    assert (piped.returncode, piped.stdout) == (0, "".join(alone))
+    assert ">>> " not in piped.stderr
+    assert "... " not in piped.stderr
+    wrong = run(*words, text="/set n=2\nThe sea\n")
+    assert (wrong.returncode, wrong.stdout) == (2, alone[0])
+    assert "[n is set by this command itself" in wrong.stderr
+
+
+def test_what_is_no_text(server: ServeProcess) -> None:
+    found = subprocess.run(
+        [*COMMAND, "chat", "--url", server.url, "--api-key", KEY],
+        input=b"\xff\xfe\n",
+        capture_output=True,
+        check=False,
+        env={**os.environ, "PYTHONIOENCODING": "utf-8:strict"},
+    )
+    assert found.returncode == 2
+    assert b"pelton: standard input must be text: invalid start byte.\n" in found.stderr
 
 
 def test_one_answer_of_an_engine_of_its_own(server: ServeProcess) -> None:
