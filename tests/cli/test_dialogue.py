@@ -65,14 +65,24 @@ class Terminal:
         end = time.monotonic() + seconds
         while (found := self.seen.find(words, self._place)) < 0:
             assert time.monotonic() < end, f"no {words!r} in {self.seen[self._place :]!r}"
-            if select.select([self._ours], [], [], 0.1)[0]:
-                try:
-                    self.seen += os.read(self._ours, 65536).decode("utf-8", "replace")
-                except OSError:
-                    raise AssertionError(f"it ended: {self.seen!r}") from None
+            self._read()
         text = self.seen[self._place : found]
         self._place = found + len(words)
         return text
+
+    def wait_for_an_answer(self) -> None:
+        """Until something stands behind what was waited for last."""
+        end = time.monotonic() + 30
+        while len(self.seen) == self._place:
+            assert time.monotonic() < end
+            self._read()
+
+    def _read(self) -> None:
+        if select.select([self._ours], [], [], 0.1)[0]:
+            try:
+                self.seen += os.read(self._ours, 65536).decode("utf-8", "replace")
+            except OSError:
+                raise AssertionError(f"it ended: {self.seen!r}") from None
 
     def wait(self) -> int:
         """Its exit code; what it shows is read meanwhile."""
@@ -172,9 +182,9 @@ def test_an_engine_of_its_own_in_a_terminal(tmp_path: Path) -> None:
         terminal.wait_for(">>> ", 60)
         terminal.type("hello\n")
         terminal.wait_for("hello\r\n")
-        time.sleep(0.5)
+        terminal.wait_for_an_answer()
         terminal.type("\x03")
-        terminal.wait_for("[stopped; Ctrl-C once more ends this]", 5)
+        terminal.wait_for("[stopped; Ctrl-C once more ends this]")
         terminal.wait_for(">>> ")
         terminal.type("/set max_tokens=4\n")
         terminal.wait_for(">>> ")
