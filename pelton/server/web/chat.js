@@ -3,14 +3,15 @@
 import { ApiError, chatChunks } from "./api.js";
 import { copyButton, find, make, recall, remember } from "./dom.js";
 import { MarkdownView } from "./markdown.js";
-import { sampling } from "./settings.js";
+import { sampling, settingsAreRight } from "./settings.js";
 
 const log = find("log");
 const scroller = find("scroller");
 const prompt = find("prompt");
 const status = find("status");
 
-// {role, content, numbers?, error?, element}; numbers: what stands below an answer.
+// {role, content, numbers?, failure?, element}; numbers: what stands below an answer; failure: why a
+// question has none. Such a question is no part of what the model is told later.
 let messages = [];
 let editing = null; // the message that the next one replaces
 let running = null; // AbortController of the answer that is coming
@@ -18,8 +19,8 @@ let askKey; // opens the dialog for the API key; resolves to whether there is a 
 
 export function startChat(options) {
   askKey = options.askKey;
-  for (const { role, content, numbers } of recall("sessionStorage", "pelton-chat", [])) {
-    show({ role, content, numbers });
+  for (const { role, content, numbers, failure } of recall("sessionStorage", "pelton-chat", [])) {
+    showFailure(show({ role, content, numbers, failure }));
   }
   welcome();
   refreshActions();
@@ -67,7 +68,7 @@ export function newConversation() {
 
 function send() {
   const content = prompt.value.trim();
-  if (content === "" || running !== null) return;
+  if (content === "" || !mayAsk()) return;
   if (editing !== null) cut(messages.indexOf(editing));
   setEditing(null);
   setPrompt("");
@@ -75,11 +76,16 @@ function send() {
   answer();
 }
 
-/** Asks for the next message, and shows it as it comes. */
+const mayAsk = () => running === null && settingsAreRight();
+
+/** Asks for an answer to the last message, and shows it as it comes. */
 async function answer() {
+  const question = messages.at(-1);
+  question.failure = undefined;
+  showFailure(question);
   const { system, ...settings } = sampling();
   const body = {
-    messages: messages.filter(({ content }) => content).map(({ role, content }) => ({ role, content })),
+    messages: messages.filter(({ failure }) => !failure).map(({ role, content }) => ({ role, content })),
     ...settings,
     stream_options: { include_usage: true, continuous_usage_stats: true },
   };
@@ -93,6 +99,7 @@ async function answer() {
   message.element.setAttribute("aria-busy", "true");
   status.textContent = "The answer is coming.";
   scrollDown();
+  let error = null;
   try {
     for await (const chunk of chatChunks(body, control.signal)) {
       clock.take(chunk);
@@ -100,28 +107,43 @@ async function answer() {
       if (choice?.delta.content) message.content += choice.delta.content;
       painter.paintSoon();
     }
-  } catch (error) {
-    if (error.name === "AbortError") clock.reason = "stopped by you";
-    else message.error = error instanceof ApiError ? error : new ApiError(0, String(error));
+  } catch (caught) {
+    if (caught.name === "AbortError") clock.reason = "stopped by you";
+    else error = caught instanceof ApiError ? caught : new ApiError(0, String(caught));
   }
   painter.finish();
   message.element.removeAttribute("aria-busy");
-  status.textContent = message.error ? "The answer failed." : "The answer is complete.";
+  status.textContent = error ? "The answer failed." : "The answer is complete.";
   if (running === control) {
     running = null;
     setRunning(false);
   }
   if (!messages.includes(message)) return; // a new conversation has begun
-  showError(message);
+  if (message.content === "" && (error || clock.reason)) {
+    cut(messages.indexOf(message));
+    question.failure = error ? error.message : "You stopped it before the first word.";
+    showFailure(question);
+  } else if (error) {
+    message.element.querySelector(".text").after(errorBox(error.message, again));
+  }
   refreshActions();
   save();
-  if (message.error?.status === 401 && (await askKey())) again();
+  if (error?.status === 401 && (await askKey())) again();
 }
 
 /** The last answer once more. */
 function again() {
-  if (running !== null) return;
+  if (!mayAsk()) return;
   if (messages.at(-1)?.role === "assistant") cut(messages.length - 1);
+  answer();
+}
+
+/** A question that had no answer, anew: as the newest one, whatever was said since. */
+function retry(question) {
+  if (!mayAsk()) return;
+  messages.splice(messages.indexOf(question), 1);
+  messages.push(question);
+  log.append(question.element);
   answer();
 }
 
@@ -231,18 +253,29 @@ function show(message) {
   return message;
 }
 
-function showError({ content, error, element }) {
-  if (!error) return;
-  element.querySelector(".actions").hidden = content === "";
-  const retry = make("button", { type: "button", onclick: again }, "Try again");
-  element.querySelector(".text").after(make("p", { class: "error" }, error.message, " ", retry));
+/** Marks a question that has no answer, or takes the mark away. */
+function showFailure(question) {
+  const { failure, element } = question;
+  element.classList.toggle("failed", !!failure);
+  element.querySelector(".error")?.remove();
+  if (!failure) return;
+  const words = `No answer: ${failure} The model is not told of this question unless you try again.`;
+  element.append(errorBox(words, () => retry(question)));
+}
+
+function errorBox(words, onclick) {
+  const button = make("button", { type: "button", onclick }, "Try again");
+  return make("div", { class: "error" }, make("p", {}, words), button);
 }
 
 /** Only the last answer can be had again: what follows an earlier one answers to it. */
 function refreshActions() {
   messages.forEach((message, index) => {
     const button = message.element.querySelector(".again");
-    if (button) button.hidden = index !== messages.length - 1 || running !== null || !!message.error;
+    const error = message.element.querySelector(".assistant .error");
+    const isOld = index !== messages.length - 1 || running !== null;
+    if (button) button.hidden = isOld || error !== null;
+    if (error) error.querySelector("button").hidden = isOld;
   });
 }
 
@@ -273,7 +306,8 @@ function welcome() {
 
 function save() {
   remember("sessionStorage", "pelton-chat",
-    messages.filter(({ content }) => content).map(({ role, content, numbers }) => ({ role, content, numbers })));
+    messages.filter(({ content }) => content)
+      .map(({ role, content, numbers, failure }) => ({ role, content, numbers, failure })));
 }
 
 function setRunning(is) {

@@ -19,6 +19,7 @@ let before = null;
 
 export function startEngine() {
   const charts = CHARTS.map(chartNode);
+  find("engine").append(make("p", { id: "span" }, "The last two minutes"));
   find("engine").append(make("div", { class: "charts" }, ...charts), make("dl", { id: "facts" }));
   poll();
 }
@@ -72,7 +73,7 @@ function drawFacts(now) {
   const looked = now.prefix_cache_queries;
   const facts = {
     Model: now.model,
-    Context: `${now.max_model_len} tokens`,
+    Context: `${now.max_model_len.toLocaleString("en")} tokens`,
     "KV cache": `${now.num_kv_tokens.toLocaleString("en")} tokens`,
     "At a time": `${now.max_num_seqs} answers`,
     Generated: `${now.generation_tokens.toLocaleString("en")} tokens`,
@@ -143,7 +144,7 @@ function percent(value) {
 }
 
 function brief(value) {
-  return value.toFixed(value < 10 && value % 1 ? 1 : 0);
+  return value < 10 && value % 1 ? value.toFixed(1) : Math.round(value).toLocaleString("en");
 }
 
 function seconds(value) {

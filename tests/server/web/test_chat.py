@@ -163,14 +163,49 @@ def test_settings_are_sent_and_remembered(page: Page) -> None:
 
         page.get_by_role("button", name="Settings", exact=True).click()
         page.get_by_label("Temperature").fill("-1")
+        expect(page.locator("#wrong-temperature")).to_have_text("Must be a number from 0 to 100.")
+        page.get_by_role("button", name="Close settings").click()
         say(page, "Wrong")
-        expect(page.locator("article .error")).to_contain_text("temperature")
+        expect(page.get_by_label("Temperature")).to_be_focused()
+        page.get_by_label("Top k").press_sequentially(".5e")  # what a browser calls no number
+        expect(page.locator("#wrong-top_k")).to_contain_text("Must be a whole number")
+        expect(page.locator(".wrong:visible")).to_have_count(2)
+        page.get_by_role("button", name="Regenerate").click()
+        expect(page.get_by_label("Message", exact=True)).to_have_value("Wrong")
+        expect(page.locator("article")).to_have_count(4)
         page.get_by_role("button", name="Back to defaults").click()
-        page.get_by_role("button", name="Try again").click()
-        done(page)
-        expect(page.locator("article .error")).to_have_count(0)
+        expect(page.locator(".wrong:visible")).to_have_count(0)
         body = body_of(page, "Right")
         assert {*body} == {"messages", "stream", "stream_options"}
+        now = server.do(lambda engine: [m for m in engine.sent if isinstance(m, AddRequest)])
+        assert len(now) == len(sent) + 1
+
+
+def test_a_question_without_an_answer(page: Page) -> None:
+    """It is marked, no part of what follows, and can be asked again, even after a reload."""
+    texts = lambda body: [message["content"] for message in body["messages"]]  # noqa: E731
+    with site(text_script("Yes."), llm={"max_num_queued_reqs": 0}) as server:
+        page.goto(server.url)
+        say(page, "One?")
+        done(page)
+        page.route("**/v1/chat/completions", lambda route: route.abort())
+        say(page, "Two?")
+        failed = page.locator("article.failed")
+        expect(failed.locator(".text")).to_have_text("Two?")
+        expect(failed.locator(".error")).to_contain_text("cannot be reached")
+        expect(page.locator("article")).to_have_count(3)
+        page.unroute("**/v1/chat/completions")
+        assert texts(body_of(page, "Three?")) == ["One?", "Yes.", "Three?"]
+        page.reload()
+        expect(failed.locator(".text")).to_have_text("Two?")
+        assert texts(body_of(page, "Four?")) == ["One?", "Yes.", "Three?", "Yes.", "Four?"]
+        with page.expect_request("**/v1/chat/completions") as again:
+            page.get_by_role("button", name="Try again").click()
+        done(page)
+        assert texts(again.value.post_data_json)[-3:] == ["Four?", "Yes.", "Two?"]
+        expect(failed).to_have_count(0)
+        expect(page.locator("article.user .text")).to_have_text(["One?", "Three?", "Four?", "Two?"])
+        assert texts(body_of(page, "Five?"))[-3:] == ["Two?", "Yes.", "Five?"]
 
 
 def test_copying(page: Page) -> None:
@@ -369,7 +404,7 @@ def test_the_engine_live(page: Page) -> None:
         expect(page.locator("#now-running")).to_have_text("32")
         expect(page.locator("#now-waiting")).to_have_text("3")
         expect(page.locator("#now-kv")).to_have_text("100%")
-        expect(page.locator("#now-answers")).to_have_text(re.compile(r"^[1-9]\d+$"))
+        expect(page.locator("#now-answers")).to_have_text(re.compile(r"^[1-9][\d,]+$"))
         expect(page.locator("#now-ttft")).to_have_text(re.compile(r"^\d+ ms$|^\d\.\d s$"))
         chart = page.get_by_role("img", name=re.compile("^Requests.* running 32, waiting 3$"))
         expect(chart).to_be_visible()
