@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +30,6 @@ from pelton.core.plan import (
     OK,
     PROCESSOR_FAILED,
     BlockAppend,
-    Int32Array,
     LogprobRows,
     NewRow,
     SlotRef,
@@ -60,7 +60,7 @@ _STATUS_TEXT = {
 class RequestUpdate:
     """What one step's result changed for one request.
 
-    new_token_ids: [m] int32, delivered exactly once and in order; cut after a stopping token.
+    new_token_ids: [m], delivered exactly once and in order; cut after a stopping token.
     first_row, last_row: half-open range of the m tokens in the step's LogprobRows (empty without).
     finish_reason: set when the request has ended; stop_reason: the stop token id that did it, None
         for an end-of-sequence token; error: why, where the reason is "error".
@@ -69,7 +69,7 @@ class RequestUpdate:
     """
 
     request: Request
-    new_token_ids: Int32Array
+    new_token_ids: list[int]
     first_row: int
     last_row: int
     finish_reason: FinishReason | None
@@ -324,6 +324,10 @@ class Scheduler:
         preempted = False
         index = 0
         while index < len(running) and draft.budget > 0:
+            if not self._num_drafts:
+                index += draft.give_plain(running, index)
+                if index == len(running) or draft.budget == 0:
+                    break
             request = running[index]
             computed = request.num_computed_tokens
             want = request.num_tokens + request.num_placeholders - computed
@@ -430,89 +434,108 @@ class Scheduler:
             raise IntegrityError(f"Step {plan.step} was given the result of step {result.step}.")
         self._take_from_flight(plan)
         updates = []
-        # A copy: the worker may write its next result where this one stands.
-        token_ids = result.token_ids.astype(np.int32)
-        rows = zip(
-            plan.refs,
-            plan.num_scheduled_tokens.tolist(),
-            plan.num_drafts.tolist(),
-            plan.samples.tolist(),
-            result.num_sampled.tolist(),
-            self._is_faulty(plan, result).tolist(),
-            self._num_proposed(plan, result),
-            token_ids.tolist(),
-            token_ids,
-            strict=True,
-        )
-        first_rows: list[int] | None = None
-        if result.logprobs is not None:
-            first_rows = result.logprobs.offsets.tolist()
-        for row, (
-            ref,
-            count,
-            num_drafts,
-            samples,
-            num_sampled,
-            is_faulty,
-            num_proposed,
-            ids,
-            ids_np,
-        ) in enumerate(rows):
-            request = self._by_ref.get(ref)
+        num_plain = 0
+        by_ref = self._by_ref
+        rows = self._rows_of(plan, result)
+        for row, (ref, count, token_ids, may_be_plain) in enumerate(
+            zip(plan.refs, rows.counts, rows.token_ids, rows.may_be_plain, strict=True)
+        ):
+            request = by_ref.get(ref)
             if request is None:
                 continue  # that life of the request is over
-            if ref in result.failed:
-                updates.append(self._fail(request, result.failed[ref]))
-                continue
-            if is_faulty:
-                updates.append(self._fail(request, self._fault(request, result, row)))
-                continue
-            request.num_confirmed_tokens += count
-            awaited = request.awaited_prompt_logprobs
-            if awaited is not None and result.prompt_logprobs is not None:
-                awaited.add(plan.num_computed_bound[row] + 1, result.prompt_logprobs, row)
-            if not samples:
-                if request.num_confirmed_tokens >= request.next_settle_length:
-                    self._kv.settle(request, request.num_confirmed_tokens)
-                continue
-            num_rejected = 1 + num_drafts - num_sampled
-            request.num_drafts_expected = num_proposed
-            if num_drafts:
-                self._num_draft_rows += 1
-                self._num_draft_tokens += num_drafts
-                self._num_accepted_tokens += num_sampled - 1
-            request.num_placeholders -= 1 + num_drafts
-            request.num_in_flight_min -= 1
-            request.num_computed_tokens -= num_rejected
-            request.num_confirmed_tokens -= num_rejected
-            token = ids[0]
+            num_tokens = request.num_tokens
+            num_confirmed = request.num_confirmed_tokens + count
             if (
-                num_sampled == 1
-                and request.num_tokens + 1 < request.max_total_len
-                and token not in request.end_token_ids
-                and request.num_confirmed_tokens < request.next_settle_length
+                may_be_plain
+                and num_confirmed < request.next_settle_length
+                and num_tokens + 1 < request.max_total_len
+                and num_tokens < len(request.token_ids)
+                and token_ids[0] not in request.end_token_ids
+                and request.awaited_prompt_logprobs is None
             ):
-                # As `_append` has it, for nearly every token.
-                request.append(token)
-                self._num_generated_tokens += 1
-                num_new = 1
-            else:
-                num_new = self._append(request, ids[:num_sampled])
-            first_row = first_rows[row] if first_rows is not None else 0
-            update = RequestUpdate(
-                request,
-                ids_np[:num_new] if num_new < len(ids) else ids_np,
-                first_row,
-                first_row + num_new if first_rows is not None else 0,
-                request.finish_reason,
-                stop_reason=request.stop_reason,
-            )
-            updates.append(update)
-            if awaited is not None:
-                update.prompt_logprobs = awaited.joined()
-                request.awaited_prompt_logprobs = None
+                # What `_book` does with a token that ends nothing, as nearly all of them do.
+                request.num_confirmed_tokens = num_confirmed
+                request.num_placeholders -= 1
+                request.num_in_flight_min -= 1
+                request.token_ids[num_tokens] = token_ids[0]
+                request.num_tokens = num_tokens + 1
+                num_plain += 1
+                updates.append(RequestUpdate(request, token_ids, 0, 0, None))
+            elif (update := self._book(request, plan, result, rows, row)) is not None:
+                updates.append(update)
+        self._num_generated_tokens += num_plain
         self._release_restored(plan)
         return updates
+
+    def _rows_of(self, plan: StepPlan, result: StepResult) -> _Rows:
+        is_faulty = self._is_faulty(plan, result)
+        has_more = self._num_drafts or result.failed or result.logprobs is not None
+        may_be_plain = np.zeros(plan.num_rows, np.bool_) if has_more else plan.samples & ~is_faulty
+        num_proposed = None
+        if result.num_proposed is not None:
+            # Only a forecast of what to verify, so that no value can do harm.
+            num_proposed = result.num_proposed.clip(0, self._num_drafts).tolist()
+        return _Rows(
+            counts=plan.num_scheduled_tokens.tolist(),
+            num_drafts=plan.num_drafts.tolist(),
+            samples=plan.samples.tolist(),
+            is_faulty=is_faulty.tolist(),
+            may_be_plain=may_be_plain.tolist(),
+            # A copy: the worker may write its next result where this one stands.
+            token_ids=result.token_ids.tolist(),
+            num_sampled=result.num_sampled.tolist(),
+            num_proposed=num_proposed,
+        )
+
+    def _book(
+        self, request: Request, plan: StepPlan, result: StepResult, rows: _Rows, row: int
+    ) -> RequestUpdate | None:
+        """One row of a step's result, whatever it is."""
+        ref = plan.refs[row]
+        if ref in result.failed:
+            return self._fail(request, result.failed[ref])
+        if rows.is_faulty[row]:
+            return self._fail(request, self._fault(request, result, row))
+        request.num_confirmed_tokens += rows.counts[row]
+        awaited = request.awaited_prompt_logprobs
+        if awaited is not None and result.prompt_logprobs is not None:
+            awaited.add(plan.num_computed_bound[row] + 1, result.prompt_logprobs, row)
+        if not rows.samples[row]:
+            if request.num_confirmed_tokens >= request.next_settle_length:
+                self._kv.settle(request, request.num_confirmed_tokens)
+            return None
+        num_drafts, num_sampled = rows.num_drafts[row], rows.num_sampled[row]
+        num_rejected = 1 + num_drafts - num_sampled
+        request.num_drafts_expected = self._num_drafts
+        if rows.num_proposed is not None:
+            request.num_drafts_expected = rows.num_proposed[row]
+        if num_drafts:
+            self._num_draft_rows += 1
+            self._num_draft_tokens += num_drafts
+            self._num_accepted_tokens += num_sampled - 1
+        request.num_placeholders -= 1 + num_drafts
+        request.num_in_flight_min -= 1
+        request.num_computed_tokens -= num_rejected
+        request.num_confirmed_tokens -= num_rejected
+        token_ids = rows.token_ids[row]
+        num_new = self._append(request, token_ids[:num_sampled])
+        del token_ids[num_new:]
+        first_row = last_row = 0
+        if result.logprobs is not None:
+            first_row = int(result.logprobs.offsets[row])
+            last_row = first_row + num_new
+        update = RequestUpdate(
+            request,
+            token_ids,
+            first_row,
+            last_row,
+            request.finish_reason,
+            stop_reason=request.stop_reason,
+        )
+        if awaited is not None:
+            update.prompt_logprobs = awaited.joined()
+            request.awaited_prompt_logprobs = None
+        return update
 
     def _release_restored(self, plan: StepPlan) -> None:
         """The plan's step has ended: what was to be restored in it is where it should be."""
@@ -544,13 +567,6 @@ class Scheduler:
         elif num_new > 1 and request.status is RequestStatus.RUNNING and request.is_drained:
             self._drain(request)  # accepted drafts have brought the end within reach
         return num_new
-
-    def _num_proposed(self, plan: StepPlan, result: StepResult) -> list[int]:
-        """Per row; only a forecast of what to verify, so that no value can do harm."""
-        if result.num_proposed is None:
-            return [self._num_drafts] * plan.num_rows
-        counts: list[int] = result.num_proposed.clip(0, self._num_drafts).tolist()
-        return counts
 
     def _is_faulty(self, plan: StepPlan, result: StepResult) -> npt.NDArray[np.bool_]:
         """[B], rows with a bad status, a number of tokens that cannot be, or an id that cannot be.
@@ -627,7 +643,7 @@ class Scheduler:
         request.error = fault
         self._num_errors += 1
         self._finish(request, "error")
-        return RequestUpdate(request, np.empty(0, dtype=np.int32), 0, 0, "error", error=fault)
+        return RequestUpdate(request, [], 0, 0, "error", error=fault)
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
         if request.status is RequestStatus.WAITING:
@@ -724,24 +740,46 @@ class Scheduler:
         )
 
 
+@dataclass(slots=True, kw_only=True)
+class _Rows:
+    """A step's plan and result as lists by row, which Python reads several times quicker than
+    arrays.
+
+    may_be_plain: the row yields one good token and nothing beside. num_proposed: None for K each.
+    """
+
+    counts: list[int]
+    num_drafts: list[int]
+    samples: list[bool]
+    is_faulty: list[bool]
+    may_be_plain: list[bool]
+    token_ids: list[list[int]]
+    num_sampled: list[int]
+    num_proposed: list[int] | None
+
+
 class _Draft:
     """A step while it is put together."""
 
     __slots__ = (
         "block_appends",
+        "bounds",
         "bounds_are_exact",
         "budget",
         "drained",
         "new_rows",
         "requests",
-        "rows",
+        "unlike",
     )
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
         self.requests: list[Request] = []
-        # Of each request: query tokens, drafts among them, tokens computed before, samples.
-        self.rows: list[tuple[int, int, int, bool]] = []
+        self.bounds: list[int] = []
+        """Tokens of each request that were computed before."""
+        self.unlike: list[tuple[int, int, int, bool]] = []
+        """Row, query tokens, drafts among them and whether it samples, of rows that are not just
+        given one token that does."""
         self.bounds_are_exact = True
         self.new_rows: list[NewRow] = []
         self.block_appends: list[BlockAppend] = []
@@ -749,29 +787,60 @@ class _Draft:
 
     def give(self, request: Request, count: int, num_drafts: int, *, samples: bool) -> None:
         """Schedule `count` tokens of a request; its counts advance as if all drafts will hold."""
+        if count > 1 or not samples:
+            self.unlike.append((len(self.requests), count, num_drafts, samples))
         self.requests.append(request)
-        self.rows.append((count, num_drafts, request.num_computed_tokens, samples))
-        if request.num_placeholders > request.num_in_flight_min:
-            self.bounds_are_exact = False  # drafts are in flight
+        self.bounds.append(request.num_computed_tokens)
+        if request.has_drafts_in_flight:
+            self.bounds_are_exact = False
         self.budget -= count
         request.num_computed_tokens += count
         if samples:
             request.num_placeholders += 1 + num_drafts
             request.num_in_flight_min += 1
-            # As is_drained says, without a call for each row.
-            if request.num_tokens + request.num_in_flight_min >= request.max_total_len:
+            if request.is_drained:
                 self.drained.append(request)
+
+    def give_plain(self, running: list[Request], first: int) -> int:
+        """Schedule one token of each request from `first` on, up to one that asks for more thought:
+        it is in its prompt, needs a block, or comes near its end. How many there were.
+
+        Nothing else can happen to them without a speculator: `give` would do the same. This is
+        where nearly all rows of nearly all steps go, so it does without calls.
+        """
+        requests, bounds = self.requests, self.bounds
+        before = len(requests)
+        for request in islice(running, first, first + self.budget):
+            computed = request.num_computed_tokens
+            if not (
+                request.prefill_len <= computed < request.block_capacity
+                and computed + 2 < request.max_total_len
+            ):
+                break
+            requests.append(request)
+            bounds.append(computed)
+            request.num_computed_tokens = computed + 1
+            request.num_placeholders += 1
+            request.num_in_flight_min += 1
+        num_plain = len(requests) - before
+        self.budget -= num_plain
+        return num_plain
 
     def to_plan(self, step: int, finished: list[SlotRef], preempted: list[SlotRef]) -> StepPlan:
         refs = [request.ref for request in self.requests if request.ref is not None]
-        columns = np.array(list(zip(*self.rows, strict=True)), dtype=np.int32)
-        counts, num_drafts, bounds = columns[0], columns[1], columns[2]
-        samples = columns[3].astype(np.bool_)
-        if (counts[1:] < counts[:-1]).any():
-            order = np.argsort(counts, kind="stable")
-            refs = [refs[i] for i in order.tolist()]
-            counts, num_drafts = counts[order], num_drafts[order]
-            bounds, samples = bounds[order], samples[order]
+        bounds = np.array(self.bounds, np.int32)
+        counts = np.ones(len(refs), np.int32)
+        num_drafts = np.zeros(len(refs), np.int32)
+        samples = np.ones(len(refs), np.bool_)
+        if self.unlike:
+            rows, counts_of, drafts_of, samples_of = zip(*self.unlike, strict=True)
+            at = np.array(rows)
+            counts[at], num_drafts[at], samples[at] = counts_of, drafts_of, samples_of
+            if (counts[1:] < counts[:-1]).any():
+                order = np.argsort(counts, kind="stable")
+                refs = [refs[i] for i in order.tolist()]
+                counts, num_drafts = counts[order], num_drafts[order]
+                bounds, samples = bounds[order], samples[order]
         return StepPlan(
             step=step,
             refs=refs,

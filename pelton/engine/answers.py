@@ -56,13 +56,13 @@ class Answer:
         the update has none: the engine goes on, and the caller then aborts the request."""
         if update.prompt_logprobs is not None:
             self.prompt_logprobs = self.read_prompt_logprobs(update.prompt_logprobs)
-        ids = update.new_token_ids.tolist()
+        ids = update.new_token_ids
         reason = update.finish_reason
         text, matched = "", None
         if self._text is not None:
             delta = self._text.push(ids, ends=reason == "stop")
             text, matched = delta.text, delta.matched_stop
-            del ids[delta.num_tokens_used :]
+            ids = ids[: delta.num_tokens_used]
             if matched is None and reason is not None:
                 rest = self._text.finish()
                 text += rest.text
@@ -96,7 +96,7 @@ class Answer:
         found = token_logprobs(
             rows,
             0,
-            request.known_token_ids[1 : request.prompt_len],
+            request.known_token_ids[1 : request.prompt_len].tolist(),
             request.params.prompt_logprobs or 0,
             self._token_text,
         )

@@ -447,7 +447,7 @@ class AsyncLLM:
     def _deliver(self, outputs: Outputs) -> Iterator[None]:
         """Hand out a frame, answer by answer."""
         handles = np.frombuffer(outputs.handles, "<i8").tolist()
-        ids = np.frombuffer(outputs.token_ids, "<i4")
+        ids = np.frombuffer(outputs.token_ids, "<i4").tolist()
         counts = np.frombuffer(outputs.counts, "<i4").tolist() or [1] * len(handles)
         num_rows = np.frombuffer(outputs.num_rows, "<i4").tolist() or [0] * len(handles)
         rows = None if outputs.logprobs is None else unpack_rows(outputs.logprobs)
@@ -455,7 +455,7 @@ class AsyncLLM:
             if (found := self._answers.get(first.handle)) is not None:
                 found[0].note_first(first)
         ended = {one.handle: one for one in outputs.ended}
-        is_legal = len(ids) == 0 or (ids.min() >= 0 and ids.max() < self.config.model.vocab_size)
+        is_legal = not ids or (min(ids) >= 0 and max(ids) < self.config.model.vocab_size)
         start, first_row = 0, 0
         for handle, count, num in zip(handles, counts, num_rows, strict=True):
             end, last_row = start + count, first_row + num
@@ -472,17 +472,16 @@ class AsyncLLM:
                 ended.pop(handle, None)
             start, first_row = end, last_row
             yield
-        nothing = ids[:0]
         for handle, end_of in ended.items():
             if (found := self._answers.get(handle)) is not None:
-                self._give(handle, found, nothing, None, (0, 0), end_of, None)
+                self._give(handle, found, [], None, (0, 0), end_of, None)
                 yield
 
     def _give(
         self,
         handle: int,
         found: tuple[Stream, Answer],
-        ids: Int32Array,
+        ids: list[int],
         rows: LogprobRows | None,
         span: tuple[int, int],
         ended: Ended | None,
@@ -521,9 +520,9 @@ class AsyncLLM:
         if delta.error is not None:
             self._abort_rest(stream)
 
-    def _illegal_id(self, stream: Stream, ids: Int32Array) -> RequestFailed | None:
+    def _illegal_id(self, stream: Stream, ids: list[int]) -> RequestFailed | None:
         vocab_size = self.config.model.vocab_size
-        for token in ids.tolist():
+        for token in ids:
             if not 0 <= token < vocab_size:
                 return RequestFailed(
                     f"Request {stream.request.request_id!r} failed: token id {token} is outside "

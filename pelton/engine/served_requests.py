@@ -142,7 +142,7 @@ class ServedRequests:
         handles: list[int] = []
         counts: list[int] = []
         num_rows: list[int] = []
-        ids = []
+        ids: list[int] = []
         chosen: list[int] = []
         first: list[First] = []
         ended = self._ended
@@ -161,7 +161,7 @@ class ServedRequests:
             if count:
                 handles.append(handle)
                 counts.append(count)
-                ids.append(update.new_token_ids)
+                ids += update.new_token_ids
                 num_rows.append(0)
                 if rows is not None and request.params.logprobs is not None:
                     chosen += range(update.first_row, update.last_row)
@@ -173,7 +173,7 @@ class ServedRequests:
         return Outputs(
             handles=np.array(handles, "<i8").tobytes(),
             counts=b"" if len(handles) == sum(counts) else np.array(counts, "<i4").tobytes(),
-            token_ids=np.concatenate(ids).astype("<i4", copy=False).tobytes() if ids else b"",
+            token_ids=np.array(ids, "<i4").tobytes(),
             first=first,
             ended=ended,
             scheduler=self._loop.scheduler.stats,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from pelton.core.plan import Int32Array, LogprobRows
+from pelton.core.plan import LogprobRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class TokenLogprobs:
 def token_logprobs(
     rows: LogprobRows,
     first_row: int,
-    token_ids: Int32Array,
+    token_ids: Sequence[int],
     num_logprobs: int,
     decode: Callable[[int], str | None],
 ) -> list[TokenLogprobs]:
@@ -43,7 +43,7 @@ def token_logprobs(
     """
     assert num_logprobs <= rows.top_ids.shape[1], "more than the step computed"
     found = []
-    for row, token_id in enumerate(token_ids.tolist(), first_row):
+    for row, token_id in enumerate(token_ids, first_row):
         sampled = Logprob(float(rows.token_logprobs[row]), int(rows.ranks[row]), decode(token_id))
         top: list[tuple[int, Logprob]] = []
         values = rows.top_logprobs[row, :num_logprobs].tolist()

@@ -406,13 +406,12 @@ class ToyEngine:
         for update in updates:
             request_id = update.request.request_id
             assert request_id not in self.ended, "an update after the end"
-            assert update.new_token_ids.dtype == np.int32
             assert len(update.new_token_ids) or update.finish_reason == "error"
             if result is not None:
                 assert update.last_row - update.first_row == len(update.new_token_ids)
             if result is not None and result.logprobs is not None:
                 assert update.last_row <= result.logprobs.offsets[-1]
-            self.outputs[request_id] += update.new_token_ids.tolist()
+            self.outputs[request_id] += update.new_token_ids
             if update.finish_reason is not None:
                 self.ended[request_id] = update.finish_reason
 

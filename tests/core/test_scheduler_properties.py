@@ -4,9 +4,14 @@ after every call; here: every request gets the tokens that it would get alone.""
 from __future__ import annotations
 
 import random
+from dataclasses import asdict, replace
 
+import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+from pelton.core.scheduler import _Draft
 
 SETTINGS = settings(
     max_examples=120,
@@ -196,3 +201,37 @@ def test_failed_steps_hurt_only_their_requests(toy_engine, options, moves, chaos
     in_broken = {ref for plan in engine.plans if plan.step in broken for ref in plan.refs}
     assert len(bad) <= len(in_broken)
     assert_alone_or(engine, options, aborted | bad)
+
+
+@SETTINGS
+@given(options=engines, moves=actions)
+def test_plain_rows_are_scheduled_and_booked_as_any_others(toy_engine, options, moves):
+    """What goes without calls for rows that nothing special happens to is what those would do."""
+    options |= {"num_blocks": 24, "num_drafts": 0, "seed": 3}
+    first, second = make(toy_engine, options), make(toy_engine, options)
+    general = second.scheduler
+    rows_of = general._rows_of
+    general._rows_of = lambda *step: replace(
+        rows_of(*step), may_be_plain=[False] * step[0].num_rows
+    )
+    aborted = play(first, moves)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_Draft, "give_plain", lambda self, running, first: 0)
+        assert play(second, moves) == aborted
+    assert plain_of(first.plans) == plain_of(second.plans)
+    assert first.outputs == second.outputs
+    assert first.ended == second.ended
+    assert first.scheduler.stats == general.stats
+
+
+def plain_of(plans) -> list[dict]:
+    """Comparable: arrays as lists."""
+    return [_as_lists(asdict(plan)) for plan in plans]
+
+
+def _as_lists(value):
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {key: _as_lists(one) for key, one in value.items()}
+    return [_as_lists(one) for one in value] if isinstance(value, (list, tuple)) else value

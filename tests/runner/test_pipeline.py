@@ -102,7 +102,7 @@ def test_two_stages_give_the_plain_tokens(chunk, device, depth):
         if count % 4 == 0:
             for update, _ in engine.loop.drain():
                 outcome = engine.outcomes[update.request.request_id]
-                outcome.token_ids += update.new_token_ids.tolist()
+                outcome.token_ids += update.new_token_ids
             stages.check_rows()
     outcomes = engine.run()
     stages.check_rows()

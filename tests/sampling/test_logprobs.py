@@ -22,7 +22,7 @@ def decode(token_id: int) -> str:
 @pytest.mark.parametrize("wanted", [0, 1, 3])
 def test_distinct_sorted_and_exactly_n(wanted):
     """Case 17: the sampled token inside the top and outside it; 0 gives an empty list."""
-    inside, outside = token_logprobs(ROWS, 1, np.array([7, 50], np.int32), wanted, decode)
+    inside, outside = token_logprobs(ROWS, 1, [7, 50], wanted, decode)
     assert [token for token, _ in inside.top] == [8, 7, 9][:wanted]
     assert [token for token, _ in outside.top] == [1, 2, 3][:wanted]
     assert inside.logprob == Logprob(-1.0, 2, "<7>")
@@ -32,12 +32,12 @@ def test_distinct_sorted_and_exactly_n(wanted):
 
 
 def test_equals_share_a_rank():
-    inside, outside = token_logprobs(ROWS, 1, np.array([7, 50], np.int32), 3, decode)
+    inside, outside = token_logprobs(ROWS, 1, [7, 50], 3, decode)
     assert [entry.rank for _, entry in inside.top] == [1, 2, 2]
     assert [entry.rank for _, entry in outside.top] == [1, 1, 3]
 
 
 def test_fewer_tokens_than_verification_rows():
-    (only,) = token_logprobs(ROWS, 1, np.array([7], np.int32), 1, lambda token: None)
+    (only,) = token_logprobs(ROWS, 1, [7], 1, lambda token: None)
     assert only.logprob.decoded_token is None
     assert only.token_id == 7

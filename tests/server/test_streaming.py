@@ -79,9 +79,7 @@ def deltas(
         new = tokens[places[index] : places[index] + count]
         places[index] += len(new)
         ends = places[index] == len(tokens)
-        update = RequestUpdate(
-            request, np.array(new, np.int32), 0, len(new), finish if ends else None
-        )
+        update = RequestUpdate(request, list(new), 0, len(new), finish if ends else None)
         output = answer.take(update, logprob_rows(new))
         delta = RequestDelta("r", [output], False, len(PROMPT_IDS), num_cached_tokens=1)
         if not found and has_prompt_logprobs:

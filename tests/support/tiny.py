@@ -191,7 +191,7 @@ class TinyEngine:
     def step(self) -> None:
         for update, rows in self.loop.step():
             outcome = self.outcomes[update.request.request_id]
-            outcome.token_ids += update.new_token_ids.tolist()
+            outcome.token_ids += update.new_token_ids
             if rows is not None:
                 outcome.logprobs.append((rows, update.first_row, update.last_row))
             if update.finish_reason:
