@@ -245,13 +245,14 @@ class ToyDevice:
             for i in range(len(sampled)):
                 result.status[b] |= self.faults.get((row.request_id, index + i), OK)
         size = offsets[-1]
-        result.logprobs = LogprobRows(
-            offsets=np.array(offsets, np.int32),
-            token_logprobs=np.zeros(size, np.float32),
-            ranks=np.ones(size, np.int32),
-            top_ids=np.zeros((size, 0), np.int32),
-            top_logprobs=np.zeros((size, 0), np.float32),
-        )
+        if plan.step % 4 == 1:  # as if a row had asked
+            result.logprobs = LogprobRows(
+                offsets=np.array(offsets, np.int32),
+                token_logprobs=np.zeros(size, np.float32),
+                ranks=np.ones(size, np.int32),
+                top_ids=np.zeros((size, 0), np.int32),
+                top_logprobs=np.zeros((size, 0), np.float32),
+            )
         self._save_states(plan)
         return result
 
@@ -407,9 +408,11 @@ class ToyEngine:
             request_id = update.request.request_id
             assert request_id not in self.ended, "an update after the end"
             assert len(update.new_token_ids) or update.finish_reason == "error"
-            if result is not None:
-                assert update.last_row - update.first_row == len(update.new_token_ids)
-            if result is not None and result.logprobs is not None:
+            num_rows = update.last_row - update.first_row
+            if result is None or result.logprobs is None:
+                assert num_rows == 0
+            else:
+                assert num_rows == len(update.new_token_ids)
                 assert update.last_row <= result.logprobs.offsets[-1]
             self.outputs[request_id] += update.new_token_ids
             if update.finish_reason is not None:
