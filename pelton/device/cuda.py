@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,6 +36,28 @@ class CUDARecording:
         self._graph.replay()
 
 
+class _Compilers(ThreadPoolExecutor):
+    """Threads in which kernels are compiled and loaded: on disk and in the GPU's memory, with the
+    C function that launches them."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(initializer=torch.cuda.set_device, initargs=(device,))
+
+    def submit(self, compiled: Callable[..., Any], /, *args: Any, **options: Any) -> Future[Any]:
+        def loaded() -> Any:
+            kernel = compiled(*args, **options)
+            _ = kernel.run  # looked up, it is loaded
+            return kernel
+
+        return super().submit(loaded)
+
+
+def _know_triton() -> None:
+    """Triton names what is on disk by a hash of all of itself, 400 MB, once in a process."""
+    if importlib.util.find_spec("triton") is not None:
+        importlib.import_module("triton.runtime.cache").triton_key()
+
+
 class CUDADevice:
     runs_inline = False
     poisons = False
@@ -51,6 +74,8 @@ class CUDADevice:
                 f"device='cuda:{index}' does not exist: {torch.cuda.device_count()} GPU(s) found."
             )
         self.name = f"cuda:{index}"
+        self._triton_is_known = threading.Thread(target=_know_triton, name="triton", daemon=True)
+        self._triton_is_known.start()
         self.torch_device = torch.device("cuda", index)
         torch.cuda.set_device(self.torch_device)
         # A graph cannot be captured on the default stream, and what is warm on another (cuBLAS's
@@ -113,7 +138,8 @@ class CUDADevice:
             yield
             return
         triton = importlib.import_module("triton")
-        with ThreadPoolExecutor() as pool, triton.AsyncCompileMode(pool):
+        self._triton_is_known.join()
+        with _Compilers(self.torch_device) as pool, triton.AsyncCompileMode(pool):
             yield
 
     @contextmanager

@@ -105,6 +105,18 @@ class EagerExecutor:
         stage.begin(prepared.batch, prepared.ctx)
         self._device.launch(self._model.run_layers, stage.lo, stage.hi, prepared.ctx, (), ())
 
+    def run_one_of_each(self, prepared: Prepared) -> None:
+        """Like `run`, of each kind of layer one: all kernels that the step needs."""
+        stage, config, ctx = self._stage, self._model.config, prepared.ctx
+        stage.begin(prepared.batch, ctx)
+        kinds: dict[object, int] = {}
+        for index in range(stage.lo, stage.hi):
+            # Layers of a KV group have one object, and block tables of their own.
+            kind = config.layer_kind(index), config.is_sparse(index), id(ctx.metadata[index])
+            kinds.setdefault(kind, index)
+        for index in kinds.values():
+            self._device.launch(self._model.run_layers, index, index + 1, ctx, (), ())
+
     def unrecorded(self) -> list[tuple[Descriptor, bool]]:
         return []
 

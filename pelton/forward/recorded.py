@@ -101,7 +101,9 @@ class RecordedExecutor:
         if key not in self._steps:
             batch = self._blank(shape)
             hidden: list[torch.Tensor] = []
-            recording = self._device.record(lambda: hidden.append(self._launch(batch, is_sampled)))
+            recording = self._device.record(
+                lambda: hidden.append(self._launch(batch, is_sampled, self._eager.run))
+            )
             self._steps[key] = RecordedStep(recording, hidden[-1], is_sampled)
         return self._steps[key]
 
@@ -113,12 +115,14 @@ class RecordedExecutor:
         return [key for key in keys if key not in self._steps]
 
     def warm(self, shape: Descriptor, is_sampled: bool) -> None:
-        """Queue what a recording of the shape would hold."""
-        self._launch(self._blank(shape), is_sampled)
+        """Queue every kernel that a recording of the shape would hold, if not for every layer."""
+        self._launch(self._blank(shape), is_sampled, self._eager.run_one_of_each)
 
-    def _launch(self, batch: InputBatch, is_sampled: bool) -> torch.Tensor:
+    def _launch(
+        self, batch: InputBatch, is_sampled: bool, run_layers: Callable[[Prepared], None]
+    ) -> torch.Tensor:
         prepared = self._eager.prepare(batch)
-        self._eager.run(prepared)
+        run_layers(prepared)
         hidden = self._eager.finish(prepared)
         if is_sampled:
             self._head.launch_plain(batch, hidden)

@@ -20,6 +20,10 @@ from pelton.runner.model_runner import ModelRunner
 
 Keys = Sequence[tuple[Descriptor, bool]]
 
+# Of a step that is recorded before the first request: a short prompt. A longer one hides most of
+# the time that it takes to launch its kernels one by one.
+_FIRST_TOKENS = 256
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureReport:
@@ -78,8 +82,12 @@ class Recorder:
         self._left = [] if device.records_when_asked else executor.unrecorded()
 
     def record_first(self) -> CaptureReport:
-        """Few rows, whose head is recorded too."""
-        first = [key for key in self._left if key[1] and key[0].num_rows <= FEW_ROWS]
+        """Few rows and tokens, the head recorded, too."""
+        first = [
+            (shape, is_sampled)
+            for shape, is_sampled in self._left
+            if is_sampled and shape.num_rows <= FEW_ROWS and shape.num_tokens <= _FIRST_TOKENS
+        ]
         self._left = [key for key in self._left if key not in first]
         return _record(self._device, self._runner, self._executor, first)
 
