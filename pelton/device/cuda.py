@@ -76,6 +76,7 @@ class CUDADevice:
         self.name = f"cuda:{index}"
         self._triton_is_known = threading.Thread(target=_know_triton, name="triton", daemon=True)
         self._triton_is_known.start()
+        self._is_compiling = False
         self.torch_device = torch.device("cuda", index)
         torch.cuda.set_device(self.torch_device)
         # A graph cannot be captured on the default stream, and what is warm on another (cuBLAS's
@@ -137,10 +138,17 @@ class CUDADevice:
         if importlib.util.find_spec("triton") is None:
             yield
             return
+        if self._is_compiling:
+            yield
+            return
         triton = importlib.import_module("triton")
         self._triton_is_known.join()
-        with _Compilers(self.torch_device) as pool, triton.AsyncCompileMode(pool):
-            yield
+        self._is_compiling = True
+        try:
+            with _Compilers(self.torch_device) as pool, triton.AsyncCompileMode(pool):
+                yield
+        finally:
+            self._is_compiling = False
 
     @contextmanager
     def rehearsing(self) -> Iterator[None]:

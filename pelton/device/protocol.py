@@ -93,7 +93,7 @@ class Device(Protocol):
 
     def compiling(self) -> AbstractContextManager[object]:
         """Around the building of layers: the kernels that they ask for are compiled side by side,
-        and are there at the end."""
+        and are there at the end: that of the outermost one, where several are nested."""
         ...
 
     def rehearsing(self) -> AbstractContextManager[object]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from pelton.core.descriptor import Descriptor
+from pelton.core.plan import StepPlan
 from pelton.device.protocol import Device, MeasuredDevice
 from pelton.forward.dispatch import FEW_ROWS
 from pelton.forward.executor import Executor
@@ -45,11 +46,17 @@ class CaptureReport:
         )
 
 
-def rehearse(device: Device, runner: ModelRunner, executor: Executor, max_tokens: int) -> None:
+def rehearse(
+    device: Device,
+    runner: ModelRunner,
+    executor: Executor,
+    max_tokens: int,
+    plans: Sequence[StepPlan],
+) -> None:
     """Have the kernels compiled that steps of all sizes need: of each class a shape for every power
     of two, and steps too large for the ladder.
 
-    max_tokens: of a step.
+    max_tokens: of a step. plans: of synthetic steps whose kernels are needed, too.
     """
     keys = executor.unrecorded()
     chosen = {
@@ -64,12 +71,13 @@ def rehearse(device: Device, runner: ModelRunner, executor: Executor, max_tokens
             largest, mode="eager", num_tokens=tokens, uniform_query_len=0, max_query_len=tokens
         )
         shapes.append(eager)
-    if shapes:
-        runner.rest()
-        with device.rehearsing():
-            for shape in shapes:
-                executor.warm(shape, is_sampled=True)
-        device.synchronize()
+    runner.rest()
+    with device.rehearsing():
+        for shape in shapes:
+            executor.warm(shape, is_sampled=True)
+        for plan in plans:
+            runner.finish(runner.start(plan)).collect()
+    device.synchronize()
 
 
 class Recorder:

@@ -78,6 +78,17 @@ def fit_cache(
     )
 
 
+def costly_params(config: EngineConfig) -> SamplingParams:
+    """What takes the sampler most memory and kernels."""
+    return SamplingParams(
+        temperature=1.0,
+        top_p=0.9,
+        top_k=50,
+        presence_penalty=0.5,
+        logprobs=min(config.max_logprobs, config.model.vocab_size),
+    )
+
+
 def _largest_step(config: EngineConfig, probe: Assembled, num_groups: int) -> None:
     """As many tokens and rows as a step may have, and the sampler's most costly options."""
     left, longest = config.scheduler.max_num_batched_tokens, config.max_model_len - 1
@@ -87,15 +98,11 @@ def _largest_step(config: EngineConfig, probe: Assembled, num_groups: int) -> No
         others = config.scheduler.max_num_seqs - len(query_lens) - 1
         query_lens.append(min(max(left - others, 1), longest))
         left -= query_lens[-1]
-    params = SamplingParams(
-        temperature=1.0,
-        top_p=0.9,
-        top_k=50,
-        presence_penalty=0.5,
-        logprobs=min(config.max_logprobs, config.model.vocab_size),
-    )
     plan = synthetic_plan(
-        probe.reserved_slot, query_lens=query_lens, num_groups=num_groups, params=params
+        probe.reserved_slot,
+        query_lens=query_lens,
+        num_groups=num_groups,
+        params=costly_params(config),
     )
     probe.runner.finish(probe.runner.start(plan)).collect()
 

@@ -38,10 +38,10 @@ from pelton.runner.capture import Recorder, rehearse
 from pelton.runner.heads.protocol import StepOutcome
 from pelton.runner.model_runner import ModelRunner
 from pelton.runner.self_test import TESTED_TOKENS, SelfTest
-from pelton.runner.synthetic import time_prompt, warm_up
+from pelton.runner.synthetic import synthetic_plan, time_prompt, warm_up
 from pelton.weights.loader import load_weights
 from pelton.weights.source import open_source
-from pelton.worker.sizing import fit_cache
+from pelton.worker.sizing import costly_params, fit_cache
 
 # Tokens: many enough that a step is bound by products, and not by the weights' way through memory.
 _TIMED_PROMPT = 256
@@ -70,10 +70,9 @@ def load_model(
     checkpoint: Checkpoint,
     *,
     phase: Phase = nullcontext,
-    compiling: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> Model:
     """Build the model, fill every parameter, choose kernels. phase: times what it surrounds, by
-    name; compiling: the device's."""
+    name."""
     module, name = MODELS[config.model.architecture].split(":")
     with phase("build model"):
         model: Model = getattr(importlib.import_module(module), name)(build, config.model)
@@ -100,7 +99,7 @@ def load_model(
             upload=upload_to(build.device),
             progress=bar.update,
         )
-    with phase("choose kernels"), compiling():
+    with phase("choose kernels"):
         model.bind()
     return model
 
@@ -157,11 +156,11 @@ class Worker:
         self.late_compiles = LateCompiles()
         self.late_compiles.stop()  # of an engine before this one
         self._is_recorded = False
-        with torch.inference_mode():
+        self._compilers = contextlib.ExitStack()
+        with torch.inference_mode(), self._compilers:
+            self._compilers.enter_context(self.device.compiling())
             others = self._used_bytes()
-            self.model = load_model(
-                config, build, checkpoint, phase=self._phase, compiling=self.device.compiling
-            )
+            self.model = load_model(config, build, checkpoint, phase=self._phase)
 
             def assembled(config: EngineConfig) -> Assembled:
                 return assemble(config, self.device, self.model, backend, choose=choose)
@@ -212,10 +211,19 @@ class Worker:
         self._in_phases = outside + elapsed
 
     def _rehearse(self, made: Assembled) -> None:
-        if not self.device.records_when_asked:
-            with self._phase("compile kernels"):
-                most = self.config.scheduler.max_num_batched_tokens
-                rehearse(self.device, made.runner, made.executor, most)
+        """All kernels that were asked for are there after that."""
+        if self.device.records_when_asked:
+            return
+        with self._phase("compile kernels"):
+            most = self.config.scheduler.max_num_batched_tokens
+            plan = synthetic_plan(
+                made.reserved_slot,
+                query_lens=[1] * min(self.config.scheduler.max_num_seqs, most),
+                num_groups=len(with_tables(made.groups)),
+                params=costly_params(self.config),
+            )
+            rehearse(self.device, made.runner, made.executor, most, [plan])
+            self._compilers.close()
 
     def _record(self) -> None:
         """The shapes that the first requests will have, and a test of them; the others come between
