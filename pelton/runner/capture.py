@@ -24,6 +24,8 @@ Keys = Sequence[tuple[Descriptor, bool]]
 # Of a step that is recorded before the first request: a short prompt. A longer one hides most of
 # the time that it takes to launch its kernels one by one.
 _FIRST_TOKENS = 256
+# Tokens of a step of one row, each of which may take another kernel of attention.
+_SHORT = (1, 2, 4, 8, 16, 32, 64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +56,7 @@ def rehearse(
     plans: Sequence[StepPlan],
 ) -> None:
     """Have the kernels compiled that steps of all sizes need: of each class a shape for every power
-    of two, and steps too large for the ladder.
+    of two, steps too large for the ladder, and one row's short ones, which are launched, too.
 
     max_tokens: of a step. plans: of synthetic steps whose kernels are needed, too.
     """
@@ -67,10 +69,9 @@ def rehearse(
     shapes = list(chosen.values())
     for largest in {shape.num_rows: shape for shape in shapes}.values():
         tokens = max(max_tokens, largest.num_rows)
-        eager = replace(
-            largest, mode="eager", num_tokens=tokens, uniform_query_len=0, max_query_len=tokens
-        )
-        shapes.append(eager)
+        shapes.append(_launched(largest, num_tokens=tokens, num_rows=largest.num_rows))
+    for shape in shapes[:1]:
+        shapes += [_launched(shape, num_tokens=n, num_rows=1) for n in _SHORT if n <= max_tokens]
     runner.rest()
     with device.rehearsing():
         for shape in shapes:
@@ -78,6 +79,17 @@ def rehearse(
         for plan in plans:
             runner.finish(runner.start(plan)).collect()
     device.synchronize()
+
+
+def _launched(shape: Descriptor, *, num_tokens: int, num_rows: int) -> Descriptor:
+    return replace(
+        shape,
+        mode="eager",
+        num_tokens=num_tokens,
+        num_rows=num_rows,
+        uniform_query_len=num_tokens if num_rows == 1 else 0,
+        max_query_len=num_tokens,
+    )
 
 
 class Recorder:
