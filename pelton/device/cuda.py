@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import threading
 from collections.abc import Callable, Iterator
@@ -59,10 +60,18 @@ class _Compilers(ThreadPoolExecutor):
         return super().submit(loaded)
 
 
-def _know_triton() -> None:
-    """Triton names what is on disk by a hash of all of itself, 400 MB, once in a process."""
-    if importlib.util.find_spec("triton") is not None:
-        importlib.import_module("triton.runtime.cache").triton_key()
+@functools.cache
+def import_triton() -> threading.Thread:
+    """Imports Triton, if it is there, and has it hash itself: what it keeps on disk it names so,
+    and it is 400 MB. Half a second, beside what else a start does."""
+
+    def work() -> None:
+        if importlib.util.find_spec("triton") is not None:
+            importlib.import_module("triton.runtime.cache").triton_key()
+
+    thread = threading.Thread(target=work, name="triton", daemon=True)
+    thread.start()
+    return thread
 
 
 class CUDADevice:
@@ -81,8 +90,6 @@ class CUDADevice:
                 f"device='cuda:{index}' does not exist: {torch.cuda.device_count()} GPU(s) found."
             )
         self.name = f"cuda:{index}"
-        self._triton_is_known = threading.Thread(target=_know_triton, name="triton", daemon=True)
-        self._triton_is_known.start()
         self._is_compiling = False
         self._spins = cpu_facts().num_cores >= _SPINNING_CORES
         self.torch_device = torch.device("cuda", index)
@@ -150,7 +157,7 @@ class CUDADevice:
             yield
             return
         triton = importlib.import_module("triton")
-        self._triton_is_known.join()
+        import_triton().join()
         self._is_compiling = True
         try:
             with _Compilers(self.torch_device) as pool, triton.AsyncCompileMode(pool):

@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 
 from pelton.config.hardware import DeviceFacts
+from pelton.device.cuda import import_triton
 from pelton.device.memory import cpu_facts
 from pelton.device.native.library import library
 from pelton.errors import ConfigError
@@ -32,6 +33,7 @@ def _cuda_facts(index: int) -> DeviceFacts:
             f"device='cuda:{index}' needs an NVIDIA GPU and a CUDA build of torch; {count} found. "
             "Use device='cpu'."
         )
+    import_triton()
     free, total = torch.cuda.mem_get_info(index)
     host = cpu_facts()
     is_ampere = torch.cuda.get_device_capability(index) >= (8, 0)

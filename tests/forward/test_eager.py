@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from support.families import tiny_model
 from support.tiny import TinyEngine, prompts_of, tiny_llama
 
 from pelton.config.params import SamplingParams
@@ -136,3 +137,25 @@ def test_a_padding_slot_that_pointed_at_a_live_block_would_be_seen(monkeypatch):
     monkeypatch.setattr(PagedBackend, "_prepare", prepare)
     broken = state_of(run("fake", True, 3, **changes))
     assert any(a.tobytes() != b.tobytes() for a, b in zip(plain["kv"], broken["kv"]))
+
+
+def test_one_layer_of_each_kind_is_enough_to_warm_a_step(monkeypatch):
+    """Of window layers, full ones, and each KV group, which has block tables of its own."""
+    folder = tiny_model("Gemma2", num_hidden_layers=4, sliding_window=8, query_pre_attn_scalar=16)
+    engine = TinyEngine(folder)
+    executor, model = engine.worker._assembled.executor, engine.worker.model
+    assert [model.config.layer_kind(i) for i in range(4)] == ["window", "full"] * 2
+    groups = {layer: group.index for group in engine.worker.groups for layer in group.layers}
+    assert (groups[0], groups[1]) == (groups[2], groups[3])
+    seen: list[tuple[int, int]] = []
+    run_layers = model.run_layers
+
+    def spy(lo, hi, *rest):
+        seen.append((lo, hi))
+        run_layers(lo, hi, *rest)
+
+    monkeypatch.setattr(model, "run_layers", spy)
+    monkeypatch.setattr(executor, "run", executor.run_one_of_each)
+    engine.add(prompts_of([5])[0], SamplingParams(max_tokens=1))
+    engine.run()
+    assert seen == [(0, 1), (1, 2)]

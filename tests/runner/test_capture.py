@@ -10,11 +10,13 @@ from support.plain import greedy, plain_tokens
 from support.tiny import TinyEngine, prompts_of, tiny_llama
 
 from pelton.config.graphs import GraphsConfig
+from pelton.config.params import SamplingParams
 from pelton.core.descriptor import Descriptor
 from pelton.device.cpu import CPUDevice
 from pelton.device.fake import FakeDevice
 from pelton.forward.recorded import RecordedExecutor
-from pelton.runner.capture import Recorder
+from pelton.runner.capture import Recorder, rehearse
+from pelton.runner.synthetic import synthetic_plan
 
 GRAPHS = GraphsConfig(decode_sizes=(1, 2, 4), token_sizes=(16, 64))
 PROMPTS = prompts_of([1, 7, 30, 16], seed=5)
@@ -80,3 +82,30 @@ def test_what_is_not_recorded_runs_eagerly(kind, monkeypatch):
         num_tokens=65, num_rows=1, uniform_query_len=0, max_query_len=65, max_seq_len=65
     )
     assert executor.choose(live) == live
+
+
+def test_a_rehearsal_has_all_that_is_launched_later(monkeypatch):
+    """Each class at every power of two, steps past the ladder, short prompts, and whole plans."""
+    monkeypatch.setattr("support.tiny.make_device", lambda name: Ahead())
+    monkeypatch.setattr(
+        "pelton.attention.invariant_backend.InvariantBackend.refreshes_in_place", True
+    )
+    engine = TinyEngine(tiny_llama(), graphs=GRAPHS, attention_backend="invariant")
+    made = engine.worker._assembled
+    shapes: list[Descriptor] = []
+    monkeypatch.setattr(made.executor, "warm", lambda shape, is_sampled: shapes.append(shape))
+    made.executor._steps.clear()
+    plan = synthetic_plan(
+        made.reserved_slot, query_lens=[1, 1], num_groups=1, params=SamplingParams(top_k=5)
+    )
+    started: list[int] = []
+    start = made.runner.start
+    monkeypatch.setattr(made.runner, "start", lambda p: (started.append(p.num_rows), start(p))[1])
+    with torch.inference_mode():
+        rehearse(engine.device, made.runner, made.executor, 100, [plan])
+    assert started == [2]
+    full = {(s.uniform_query_len, s.num_tokens) for s in shapes if s.mode == "full"}
+    assert full == {(1, 1), (1, 2), (1, 4), (0, 16), (0, 64)}
+    eager = [(s.num_rows, s.num_tokens) for s in shapes if s.mode == "eager"]
+    assert {(1, n) for n in (1, 2, 4, 8, 16, 32, 64)} <= set(eager)
+    assert max(tokens for _, tokens in eager) == 100
