@@ -480,6 +480,19 @@ def test_float16(heads, head_dim, options):
 
 
 @needs_library
+@pytest.mark.parametrize("window", [None, 70])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_few_queries_have_the_bits_of_many(dtype, window):
+    """The heads of one token stay in registers, those of seven go by way of memory."""
+    generator = torch.Generator().manual_seed(18)
+    signature = signature_of((6, 2), 64, dtype, window)
+    row = random_row(generator, 7, 700, (6, 2), 64, dtype)
+    together = Batch([row], signature, math.nan).run("native")
+    pieces = [Batch([row.piece(i, i + 1)], signature, math.nan).run("native") for i in range(7)]
+    assert torch.equal(torch.cat(pieces), together)
+
+
+@needs_library
 @pytest.mark.parametrize("window", [None, 150])
 def test_a_long_rows_token_does_not_see_its_neighbours(window):
     """The same bits with any number of threads, at other places of a piece, and among others."""

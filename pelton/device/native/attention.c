@@ -93,32 +93,42 @@ static void clear(const job *j, state s, int64_t num_queries) {
 
 /* ---- keys and values into the cache ---- */
 
+#ifdef __AVX512F__
+/* Dims that a line of 64 bytes holds. */
+static inline __attribute__((always_inline)) int dims_of_line(int dtype) {
+    return dtype == IS_F32 ? LANES : 2 * LANES;
+}
+
+/* Lines of 16 keys, from dim `dim` on, turned: each has a dim of every key, or two. */
+static inline __attribute__((always_inline)) void
+turned_lines(int dtype, const void *const *keys, int64_t dim, __m512i *lines) {
+    for (int i = 0; i < 16; i++)
+        lines[i] = _mm512_loadu_si512((const char *)keys[i] + (size_t)dim * element_bytes(dtype));
+    transpose(lines);
+}
+
+/* The numbers of a turned line's first dim, or of its second. */
+static inline __attribute__((always_inline)) v16f dim_of(int dtype, __m512i line, int second) {
+    if (dtype == IS_F32)
+        return (v16f)line;
+    if (dtype == IS_F16)
+        return (v16f)_mm512_cvtph_ps(
+            _mm512_cvtepi32_epi16(second ? _mm512_srli_epi32(line, 16) : line));
+    return second ? (v16f)((v16u)line & 0xffff0000u) : (v16f)((v16u)line << 16);
+}
+#endif
+
 /* keys[0..16] of head_dim elements each, into turned[dim][KEY_TILE] at 16 of its lanes. */
 static void turn_keys(const job *j, const void *const *keys, float *turned) {
     int64_t dim = 0, head_dim = j->a.head_dim;
 #ifdef __AVX512F__
-    int64_t unit = j->a.dtype == IS_F32 ? LANES : 2 * LANES;
-    size_t element = element_bytes(j->a.dtype);
+    int dtype = j->a.dtype, unit = dims_of_line(dtype);
     for (; dim + unit <= head_dim; dim += unit) {
         __m512i lines[16];
-        for (int i = 0; i < 16; i++)
-            lines[i] = _mm512_loadu_si512((const char *)keys[i] + (size_t)dim * element);
-        transpose(lines);
-        float *to = turned + dim * KEY_TILE;
-        for (int i = 0; i < 16; i++) {
-            if (j->a.dtype == IS_BF16) {
-                store_f32(to + 2 * i * KEY_TILE, (v16f)((v16u)lines[i] << 16));
-                store_f32(to + (2 * i + 1) * KEY_TILE, (v16f)((v16u)lines[i] & 0xffff0000u));
-            } else if (j->a.dtype == IS_F16) {
-                /* A lane of a line holds two dims of a key: the even ones come first, then the odd. */
-                __m256i even = _mm512_cvtepi32_epi16(lines[i]);
-                __m256i odd = _mm512_cvtepi32_epi16(_mm512_srli_epi32(lines[i], 16));
-                _mm512_storeu_ps(to + 2 * i * KEY_TILE, _mm512_cvtph_ps(even));
-                _mm512_storeu_ps(to + (2 * i + 1) * KEY_TILE, _mm512_cvtph_ps(odd));
-            } else {
-                store_f32(to + i * KEY_TILE, (v16f)lines[i]);
-            }
-        }
+        turned_lines(dtype, keys, dim, lines);
+        for (int i = 0; i < unit; i++)
+            store_f32(turned + (dim + i) * KEY_TILE,
+                      dim_of(dtype, lines[i / (unit / LANES)], i % (unit / LANES)));
     }
 #endif
     for (; dim < head_dim; dim++)
@@ -259,6 +269,87 @@ static __attribute__((noinline)) void weigh(const job *j, float *scores, int64_t
     *top = new_top;
 }
 
+/* ---- few queries ---- */
+
+#ifdef __AVX512F__
+/* Queries so few that what they do with a key or value costs less than its way through memory as
+   float32: keys are turned in registers, values widened there. The sums are those of above, in the
+   same order. */
+static inline int are_few(int64_t num_queries, int64_t head_dim) {
+    return num_queries <= QUERY_BLOCK && head_dim % (2 * LANES) == 0;
+}
+
+/* scores[m][0..16] of 16 keys. */
+static inline __attribute__((always_inline)) void
+score_keys(int count, int dtype, const void *const *keys, const float *query, int64_t dim_pad,
+           int64_t head_dim, float *scores) {
+    v16f sums[QUERY_BLOCK];
+    int per_line = dims_of_line(dtype) / LANES;
+    for (int m = 0; m < count; m++)
+        sums[m] = (v16f){0};
+    for (int64_t dim = 0; dim < head_dim; dim += dims_of_line(dtype)) {
+        __m512i lines[16];
+        turned_lines(dtype, keys, dim, lines);
+#pragma GCC unroll 32
+        for (int i = 0; i < per_line * LANES; i++) {
+            v16f line = dim_of(dtype, lines[i / per_line], i % per_line);
+            for (int m = 0; m < count; m++)
+                sums[m] += line * query[m * dim_pad + dim + i];
+        }
+    }
+    for (int m = 0; m < count; m++)
+        store_f32(scores + m * KEY_TILE, sums[m]);
+}
+
+/* sums[m][0..32] += weights[m][first..last] . values, which lie to_value bytes behind the keys. */
+static inline __attribute__((always_inline)) void
+sum_values(int count, int dtype, const float *weights, int64_t first, int64_t last,
+           const void *const *keys, size_t to_value, int64_t dim_pad, float *to) {
+    v16f sums[QUERY_BLOCK][2];
+    for (int m = 0; m < count; m++)
+        for (int w = 0; w < 2; w++)
+            sums[m][w] = load_f32(to + m * dim_pad + w * LANES);
+    for (int64_t key = first; key < last; key++) {
+        const char *value = (const char *)keys[key] + to_value;
+        v16f line[2] = {get_lanes(dtype, value, 0), get_lanes(dtype, value, LANES)};
+        for (int m = 0; m < count; m++)
+            for (int w = 0; w < 2; w++)
+                sums[m][w] += line[w] * weights[m * KEY_TILE + key];
+    }
+    for (int m = 0; m < count; m++)
+        for (int w = 0; w < 2; w++)
+            store_f32(to + m * dim_pad + w * LANES, sums[m][w]);
+}
+
+#define BY_DTYPE(dtype, function, count, ...) \
+    (dtype == IS_BF16  ? function(count, IS_BF16, __VA_ARGS__) \
+     : dtype == IS_F16 ? function(count, IS_F16, __VA_ARGS__) \
+                       : function(count, IS_F32, __VA_ARGS__))
+
+static void score_few(const job *j, const float *query, int64_t count, int64_t first, int64_t last,
+                      const void *const *keys, float *scores) {
+    for (int64_t key = first / LANES * LANES; key < last; key += LANES) {
+#define CALL(n) \
+    BY_DTYPE(j->a.dtype, score_keys, n, keys + key, query, j->dim_pad, j->a.head_dim, scores + key)
+        EACH_COUNT(CALL)
+#undef CALL
+    }
+}
+
+static void sum_few(const job *j, const float *weights, int64_t count, int64_t first, int64_t last,
+                    const void *const *keys, float *sums) {
+    size_t element = element_bytes(j->a.dtype);
+    size_t to_value = (size_t)(j->a.num_kv_heads * j->a.head_dim) * element;
+    for (int64_t dim = 0; dim < j->a.head_dim; dim += 2 * LANES) {
+#define CALL(n) \
+    BY_DTYPE(j->a.dtype, sum_values, n, weights, first, last, keys, to_value + (size_t)dim * element, \
+             j->dim_pad, sums + dim)
+        EACH_COUNT(CALL)
+#undef CALL
+    }
+}
+#endif
+
 /* ---- tiles ---- */
 
 /* The keys that tokens first..last of a row see together: *start..*end. */
@@ -287,12 +378,24 @@ static memory memory_of(const job *j, int part) {
     return m;
 }
 
+/* Of keys first..last of a tile, by way of memory; their values come along. */
+static void score_tile(const job *j, int64_t num_queries, int64_t first, int64_t last,
+                       const void *const *keys, memory m) {
+    size_t to_value = (size_t)(j->a.num_kv_heads * j->a.head_dim) * element_bytes(j->a.dtype);
+    for (int64_t key = first / LANES * LANES; key < last; key += LANES)
+        turn_keys(j, keys + key, m.turned + key);
+    for (int64_t key = first; key < last; key++)
+        widen(j, (const char *)keys[key] + to_value, 1, m.values + key * j->dim_pad);
+    score_queries(j, m.query, num_queries, m.turned, m.scores);
+}
+
 static void attend_chunk(const job *j, const tile *t, int64_t head, int64_t chunk, memory m,
                          state s) {
     int64_t num_queries = t->count * j->group, start, end;
     size_t element = element_bytes(j->a.dtype);
     int64_t token_stride = 2 * j->a.num_kv_heads * j->a.head_dim;
-    size_t to_value = (size_t)(j->a.num_kv_heads * j->a.head_dim) * element;
+    size_t head_bytes = (size_t)j->a.head_dim * element;
+    size_t to_value = (size_t)j->a.num_kv_heads * head_bytes;
     const int32_t *table = j->a.block_table + t->row * j->a.table_stride;
     clear(j, s, num_queries);
     keys_of(j, t->row, t->first, t->first + t->count, &start, &end);
@@ -306,19 +409,26 @@ static void attend_chunk(const job *j, const tile *t, int64_t head, int64_t chun
             int64_t stop = least(last, key + j->a.block_size - at);
             int64_t place = table[block] * j->a.block_stride + at * token_stride;
             const char *from = (const char *)j->a.kv + (size_t)(place + head * j->a.head_dim) * element;
-            for (; key < stop; key++, from += (size_t)token_stride * element)
+            for (; key < stop; key++, from += (size_t)token_stride * element) {
                 keys[key] = from;
+                for (size_t byte = 0; byte < head_bytes; byte += 64) {
+                    __builtin_prefetch(from + byte);
+                    __builtin_prefetch(from + to_value + byte);
+                }
+            }
         }
         /* Where nobody looks, any key of the tile stands in. */
         for (int64_t key = 0; key < first; key++)
             keys[key] = keys[first];
         for (int64_t key = last; key < KEY_TILE; key++)
             keys[key] = keys[first];
-        for (int64_t key = first / LANES * LANES; key < last; key += LANES)
-            turn_keys(j, keys + key, m.turned + key);
-        for (int64_t key = first; key < last; key++)
-            widen(j, (const char *)keys[key] + to_value, 1, m.values + key * j->dim_pad);
-        score_queries(j, m.query, num_queries, m.turned, m.scores);
+#ifdef __AVX512F__
+        int is_few = are_few(num_queries, j->a.head_dim);
+        if (is_few)
+            score_few(j, m.query, num_queries, first, last, keys, m.scores);
+        else
+#endif
+            score_tile(j, num_queries, first, last, keys, m);
         for (int64_t token = 0; token < t->count; token++) {
             int64_t from, to;
             keys_of(j, t->row, t->first + token, t->first + token + 1, &from, &to);
@@ -326,7 +436,12 @@ static void attend_chunk(const job *j, const tile *t, int64_t head, int64_t chun
                 weigh(j, m.scores + i * KEY_TILE, from - base, to - base, s.top + i, s.total + i,
                       s.sums + i * j->dim_pad);
         }
-        add_values(j, m.scores, num_queries, first, last, m.values, s.sums);
+#ifdef __AVX512F__
+        if (is_few)
+            sum_few(j, m.scores, num_queries, first, last, keys, s.sums);
+        else
+#endif
+            add_values(j, m.scores, num_queries, first, last, m.values, s.sums);
     }
 }
 

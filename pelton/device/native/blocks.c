@@ -53,7 +53,8 @@
 /* Bytes of a weight that lie as bfloat16 at one time: what the second-level cache holds, or, where
    many rows make the weight's way short beside theirs, more. */
 #define DENSE_BYTES(num_rows) ((num_rows) <= 128 ? 1024 * 1024 : 4 * 1024 * 1024)
-#define PREFETCH_LINES 24
+/* Of a weight that are asked for before they are read. */
+#define MOST_BYTES_AHEAD 16384
 /* Rows of x that each thread had better quantise for itself than wait for the others. */
 #define ROWS_PER_PART 8
 
@@ -110,6 +111,11 @@ INLINE int64_t scale_bytes(int form) {
 INLINE int64_t codes_start(int form, int64_t num_blocks) {
     int64_t bytes = (is_super(form) ? num_blocks / 8 : num_blocks) * scale_bytes(form);
     return (bytes + 63) / 64 * 64;
+}
+
+/* Of a block of 32 columns in a panel, with its share of the scales. */
+INLINE int64_t block_bytes(int form) {
+    return code_bytes(form) + scale_bytes(form) / (is_super(form) ? 8 : 1);
 }
 
 /* Of a block in a file. */
@@ -537,17 +543,19 @@ static void quantise_rows(const job *j, x_block *to, int64_t first, int64_t last
 
 /* ---- products ---- */
 
-/* One panel, a few rows of x that lie num_blocks apart. */
-INLINE void panel_form(int num_rows, int form, const uint8_t *panel, const x_block *x,
-                       int64_t num_blocks, v16f *sums) {
+/* One panel, a few rows of x that lie num_blocks apart. What is multiplied after it, `next`, is
+   fetched meanwhile: the distance is long enough for memory, and no line of a panel is left out. */
+INLINE void panel_form(int num_rows, int form, const uint8_t *panel, const uint8_t *next,
+                       const x_block *x, int64_t num_blocks, v16f *sums) {
     const uint8_t *codes = panel + codes_start(form, num_blocks);
     v16f total[MOST_ROWS];
     for (int r = 0; r < num_rows; r++)
         total[r] = (v16f){0};
     for (int64_t block = 0; block < num_blocks; block++, codes += code_bytes(form)) {
         const v16u *lines = (const v16u *)codes;
-        for (int line = 0; line < code_bytes(form) / 64; line++)
-            __builtin_prefetch(lines + line + PREFETCH_LINES);
+        for (int64_t at = 0; at < block_bytes(form); at += 64)
+            __builtin_prefetch(next + at);
+        next += block_bytes(form);
         v16f low_scale, high_scale, minimum;
         load_scales(form, panel, block, &low_scale, &high_scale, &minimum);
         v16i low[MOST_ROWS], high[MOST_ROWS];
@@ -588,13 +596,14 @@ INLINE void panel_form(int num_rows, int form, const uint8_t *panel, const x_blo
 /* Functions of their own, or the compiler would see one of thousands of lines. */
 #define PANEL(form, num_rows)                                                                      \
     static __attribute__((noinline)) void panel_##form##_##num_rows(                               \
-        const uint8_t *panel, const x_block *x, int64_t num_blocks, v16f *sums) {                  \
-        panel_form(num_rows, form, panel, x, num_blocks, sums);                                    \
+        const uint8_t *panel, const uint8_t *next, const x_block *x, int64_t num_blocks,           \
+        v16f *sums) {                                                                              \
+        panel_form(num_rows, form, panel, next, x, num_blocks, sums);                              \
     }
 FOR_ROWS(Q4_0, PANEL) FOR_ROWS(Q4_1, PANEL) FOR_ROWS(Q5_0, PANEL) FOR_ROWS(Q5_1, PANEL)
 FOR_ROWS(Q8_0, PANEL) FOR_ROWS(Q4_K, PANEL) FOR_ROWS(Q5_K, PANEL) FOR_ROWS(Q6_K, PANEL)
 
-typedef void (*panel_function)(const uint8_t *, const x_block *, int64_t, v16f *);
+typedef void (*panel_function)(const uint8_t *, const uint8_t *, const x_block *, int64_t, v16f *);
 
 /* By form, then from MOST_ROWS down to one row. */
 static const panel_function panel_functions[NUM_FORMS][4] = {
@@ -605,12 +614,23 @@ static const panel_function panel_functions[NUM_FORMS][4] = {
 #undef NAME
 };
 
-static void panel_rows(const job *j, int64_t panel, const x_block *x, int num_rows, v16f *sums) {
-    int form;
+static void panel_rows(const job *j, int64_t panel, int64_t next, const x_block *x, int num_rows,
+                       v16f *sums) {
+    int form, next_form;
     const uint8_t *at = panel_of(j->args, panel, &form);
+    const uint8_t *ahead = next < j->num_panels ? panel_of(j->args, next, &next_form) : at;
     for (int size = MOST_ROWS, step = 0, row = 0; row < num_rows; size /= 2, step++)
         for (; num_rows - row >= size; row += size)
-            panel_functions[form][step](at, x + row * j->num_blocks, j->num_blocks, sums + row);
+            panel_functions[form][step](at, ahead, x + row * j->num_blocks, j->num_blocks, sums + row);
+}
+
+/* Has a panel come from memory while something else is done. */
+static void fetch_panel(const job *j, int64_t panel) {
+    int form;
+    const uint8_t *at = panel_of(j->args, panel, &form);
+    int64_t bytes = pelton_panel_bytes(form, j->args->linear.num_columns);
+    for (int64_t line = 0; line < bytes && line < MOST_BYTES_AHEAD; line += 64)
+        __builtin_prefetch(at + line);
 }
 
 static __attribute__((noinline)) void finish(const job *j, draw *draws, int64_t row, int64_t pair,
@@ -629,9 +649,10 @@ static void multiply(const job *j, draw *draws, const x_block *x, int64_t first_
         int64_t right = is_gated ? pair + j->num_panels / 2 : 2 * pair + 1;
         for (int64_t row = 0; row < a->num_rows; row += MOST_ROWS) {
             int count = a->num_rows - row < MOST_ROWS ? (int)(a->num_rows - row) : MOST_ROWS;
-            panel_rows(j, left, x + row * j->num_blocks, count, left_sums);
+            panel_rows(j, left, right, x + row * j->num_blocks, count, left_sums);
             if (right < j->num_panels)
-                panel_rows(j, right, x + row * j->num_blocks, count, right_sums);
+                panel_rows(j, right, is_gated ? left + 1 : right + 1, x + row * j->num_blocks, count,
+                           right_sums);
             for (int r = 0; r < count; r++)
                 finish(j, draws, row + r, pair, &left_sums[r], &right_sums[r]);
         }
@@ -650,6 +671,8 @@ static void multiply_part(void *argument, int part, int parts) {
     x_block *x = j->x;
     long first, last;
     pelton_share(j->num_pairs, part, parts, &first, &last);
+    if (first < last)
+        fetch_panel(j, j->args->linear.activation != NO_ACTIVATION ? first : 2 * first);
     if (j->is_copy_per_part) {
         x += part * j->args->linear.num_rows * j->num_blocks;
         quantise_rows(j, x, 0, j->args->linear.num_rows);
