@@ -1,6 +1,7 @@
 """The `pelton` command: finds the subcommand, and turns exceptions into sentences and exit codes.
 
-Exit codes: 0 done; 1 the engine failed; 2 the user asked for something impossible; 130 Ctrl-C.
+Exit codes: 0 done; 1 the engine failed; 2 the user asked for something impossible; 3 done,
+but some requests of a batch failed; 130 Ctrl-C.
 Loads nothing heavy: torch costs seconds, and `pelton --help` must answer at once.
 """
 

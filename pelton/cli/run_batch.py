@@ -24,6 +24,7 @@ _SERVER_FIELDS = (
     "max_body_bytes",
 )
 _TELL_SECONDS = 5.0
+_SOME_FAILED = 3
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -42,7 +43,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def run(options: argparse.Namespace) -> int:
-    """0 if every line has its record, even one that tells of an error."""
+    """0 if every line has its answer, 3 if records of some tell of an error."""
     with needs_server_packages("run-batch"):
         local = importlib.import_module("pelton.server.local")
         batch_file = importlib.import_module("pelton.server.batch_file")
@@ -52,11 +53,11 @@ def run(options: argparse.Namespace) -> int:
         pass
     args = ServerArgs(**given(options, _SERVER_FIELDS))
     engine_args = EngineArgs(**given(options, ["model", *ENGINE_FIELDS]))
-    progress = _Progress()
+    progress, counts = _Progress(), batch_file.Counts()
 
-    async def main() -> Any:
+    async def main() -> None:
         async with local.open_local(engine_args, args) as api:
-            return await batch_file.run_batch(
+            await batch_file.run_batch(
                 source,
                 target,
                 api.answer,
@@ -64,11 +65,16 @@ def run(options: argparse.Namespace) -> int:
                 max_concurrency=2 * api.state.engine.config.scheduler.max_num_seqs,
                 max_line_bytes=args.max_body_bytes,
                 on_record=progress.tell,
+                counts=counts,
             )
 
-    counts = asyncio.run(main())
-    print(f"pelton run-batch: {_words(counts)}; {target}", file=sys.stderr)
-    return 0
+    try:
+        asyncio.run(main())
+    except KeyboardInterrupt:
+        _say(f"interrupted: {_words(counts)}; the same command goes on from there")
+        return 130
+    _say(f"{_words(counts)}; {target}")
+    return _SOME_FAILED if counts.failed or counts.skipped_failed else 0
 
 
 class _Progress:
@@ -80,11 +86,16 @@ class _Progress:
     def tell(self, counts: Any) -> None:
         if time.monotonic() - self._told > _TELL_SECONDS:
             self._told = time.monotonic()
-            print(f"pelton run-batch: {_words(counts)} so far", file=sys.stderr)
+            _say(f"{_words(counts)} so far")
+
+
+def _say(words: str) -> None:
+    print(f"pelton run-batch: {words}", file=sys.stderr)
 
 
 def _words(counts: Any) -> str:
+    before = f", {counts.skipped_failed} of them with an error" if counts.skipped_failed else ""
     return (
         f"{counts.answered} answered, {counts.failed} with an error, "
-        f"{counts.skipped} were there already"
+        f"{counts.skipped} were there already{before}"
     )

@@ -2,7 +2,8 @@
 
 A line in: {"custom_id": ..., "method": "POST", "url": "/v1/chat/completions", "body": {...}}.
 A record: {"id", "custom_id", "response": {"status_code", "request_id", "body"}, "error": null}; for
-a line that is no request, "response" is null, "error" says why, and custom_id is null.
+a line that is no request, "response" is null and "error" says why. Its custom_id is the line's, if
+one can be read and no earlier line has it, and else null.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
@@ -30,6 +32,8 @@ from pelton.server.request_ids import new_id
 _FIRST = b'{"id":"batch_req_'  # how each record begins
 _SYNC_SECONDS = 1.0
 _BLOCK = 2**20
+_HEAD = 4096  # bytes of a line that is too long
+_LEADING_ID = re.compile(rb'\s*\{\s*"custom_id"\s*:\s*("(?:[^"\\]|\\.)*")')
 
 
 class BatchLine(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -43,18 +47,21 @@ class BatchLine(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 @dataclass(slots=True, kw_only=True)
 class Counts:
-    """Of a run. skipped: had their record already. failed: got one that is not a success."""
+    """Of a run. failed: got a record that is not a success. skipped: had their record already;
+    skipped_failed: of these, how many are not a success."""
 
     answered: int = 0
     failed: int = 0
     skipped: int = 0
+    skipped_failed: int = 0
 
 
 @dataclass(slots=True)
 class Done:
-    """What an output file holds: custom_ids, and the numbers of lines that were no requests."""
+    """What an output file holds: custom_id -> whether it is a success; and the numbers of lines
+    that were no requests and had no custom_id."""
 
-    custom_ids: set[str] = field(default_factory=set)
+    custom_ids: dict[str, bool] = field(default_factory=dict)
     lines: set[int] = field(default_factory=set)
 
 
@@ -69,18 +76,21 @@ async def run_batch(
     max_concurrency: int,
     max_line_bytes: int,
     on_record: Callable[[Counts], None] = lambda counts: None,
+    counts: Counts | None = None,
 ) -> Counts:
     """Answers the requests of `source` into `target`, each as soon as it is done.
 
     answer: HTTP status and JSON of the answer to a body at a path, as `LocalApi.answer`.
     max_concurrency: requests on their way at a time; lines are read as they are needed.
+    counts: is filled, and returned; for who wants to know them if this is cancelled.
 
     What `target` has already is not asked again. Raises ConfigError for files that cannot be used,
     EngineError if writing fails, EngineDead; what was written until then is whole, and the same
     call goes on from there.
     """
     with open_source(source, target) as lines, Records(target) as records:
-        return await _Batch(lines, records, answer, max_line_bytes, on_record).run(max_concurrency)
+        batch = _Batch(lines, records, answer, max_line_bytes, on_record, counts or Counts())
+        return await batch.run(max_concurrency)
 
 
 class _Batch:
@@ -91,6 +101,7 @@ class _Batch:
         answer: Answering,
         max_line_bytes: int,
         on_record: Callable[[Counts], None],
+        counts: Counts,
     ) -> None:
         self._lines = read_lines(lines, max_line_bytes)
         self._max_line_bytes = max_line_bytes
@@ -98,7 +109,7 @@ class _Batch:
         self._answer = answer
         self._on_record = on_record
         self._seen: set[str] = set()
-        self._counts = Counts()
+        self._counts = counts
 
     async def run(self, max_concurrency: int) -> Counts:
         workers = [asyncio.create_task(self._work()) for _ in range(max_concurrency)]
@@ -111,54 +122,52 @@ class _Batch:
         return self._counts
 
     async def _work(self) -> None:
-        for number, line in self._lines:
-            await self._take(number, line)
+        for number, line, is_whole in self._lines:
+            await self._take(number, line, is_whole)
             await asyncio.sleep(0)
 
-    async def _take(self, number: int, line: bytes | None) -> None:
-        try:
-            request = self._read(number, line)
-        except RequestError as error:
-            self._refuse(number, str(error))
+    async def _take(self, number: int, line: bytes, is_whole: bool) -> None:
+        request, fault = self._read(line, is_whole)
+        custom_id = _readable_id(line) if request is None else request.custom_id
+        if custom_id in self._seen:
+            earlier = f"custom_id {custom_id[:200]!r} stands in an earlier line, too."
+            custom_id, fault = None, fault or earlier
+        elif custom_id is not None:
+            self._seen.add(custom_id)
+        if self._has_record(number, custom_id):
             return
-        if request is None:
-            self._counts.skipped += 1
+        if request is None or fault is not None:
+            message = f"Line {number}: {fault}"
+            error = {"code": "invalid_line", "message": message, "line": number}
+            self._write(custom_id, None, error, is_success=False)
             return
         status, body = await self._answer(request.url, bytes(request.body))
-        response = {
-            "status_code": status,
-            "request_id": new_id(),
-            "body": msgspec.Raw(body),
-        }
-        self._write(request.custom_id, response, None, is_success=status == 200)
+        response = {"status_code": status, "request_id": new_id(), "body": msgspec.Raw(body)}
+        self._write(custom_id, response, None, is_success=status == 200)
 
-    def _read(self, number: int, line: bytes | None) -> BatchLine | None:
-        """None: it has its record. Raises RequestError."""
-        if line is None:
-            raise RequestError(f"a line may have {self._max_line_bytes} bytes (--max-body-bytes).")
-        request = parse(line, BatchLine)
+    def _read(self, line: bytes, is_whole: bool) -> tuple[BatchLine | None, str | None]:
+        """The request, if it can be read, and what is wrong with it."""
+        if not is_whole:
+            return None, f"a line may have {self._max_line_bytes} bytes (--max-body-bytes)."
+        try:
+            request = parse(line, BatchLine)
+        except RequestError as error:
+            return None, str(error)
         if not request.custom_id:
-            raise RequestError("custom_id must not be empty.", field="custom_id")
-        if request.custom_id in self._seen:
-            raise RequestError(
-                f"custom_id {request.custom_id[:200]!r} stands in an earlier line, too.",
-                field="custom_id",
-            )
-        self._seen.add(request.custom_id)
-        if request.custom_id in self._records.done.custom_ids:
-            return None
+            return None, "custom_id must not be empty."
         if request.method != "POST":
-            raise RequestError(f"method must be POST, got {request.method[:50]!r}.")
+            return request, f"method must be POST, got {request.method[:50]!r}."
         if request.url not in PATHS:
-            raise RequestError(f"url must be {' or '.join(PATHS)}, got {request.url[:200]!r}.")
-        return request
+            return request, f"url must be {' or '.join(PATHS)}, got {request.url[:200]!r}."
+        return request, None
 
-    def _refuse(self, number: int, reason: str) -> None:
-        if number in self._records.done.lines:
+    def _has_record(self, number: int, custom_id: str | None) -> bool:
+        done = self._records.done
+        if number in done.lines if custom_id is None else custom_id in done.custom_ids:
             self._counts.skipped += 1
-            return
-        error = {"code": "invalid_line", "message": f"Line {number}: {reason}", "line": number}
-        self._write(None, None, error, is_success=False)
+            self._counts.skipped_failed += custom_id is None or not done.custom_ids[custom_id]
+            return True
+        return False
 
     def _write(self, custom_id: str | None, response: Any, error: Any, *, is_success: bool) -> None:
         record = {
@@ -175,6 +184,18 @@ class _Batch:
         self._on_record(self._counts)
 
 
+def _readable_id(line: bytes) -> str | None:
+    """The custom_id of a line that is no request: of its object, or at the beginning of what is
+    none."""
+    with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raw = msgspec.json.decode(line, type=dict[str, msgspec.Raw]).get("custom_id")
+        return None if raw is None else msgspec.json.decode(raw, type=str) or None
+    if (found := _LEADING_ID.match(line)) is not None:
+        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+            return msgspec.json.decode(found[1], type=str) or None
+    return None
+
+
 def open_source(source: Path, target: Path) -> BinaryIO:
     """Raises ConfigError for what cannot be read, or is the file that is written."""
     if "://" in str(source) or str(source).startswith(("http:/", "https:/")):
@@ -189,18 +210,18 @@ def open_source(source: Path, target: Path) -> BinaryIO:
     return lines
 
 
-def read_lines(file: BinaryIO, limit: int) -> Iterator[tuple[int, bytes | None]]:
-    """Lines that are not blank, with their numbers from 1; None for one of more than `limit` bytes,
-    which is not kept in memory."""
+def read_lines(file: BinaryIO, limit: int) -> Iterator[tuple[int, bytes, bool]]:
+    """Lines that are not blank: their numbers from 1, bytes, and whether these are whole. They are
+    the first ones of a line of more than `limit`, which is not kept in memory."""
     number = 0
     while line := file.readline(limit + 1):
         number += 1
         if len(line) > limit and not line.endswith(b"\n"):
             while (rest := file.readline(_BLOCK)) and not rest.endswith(b"\n"):
                 pass
-            yield number, None
+            yield number, line[:_HEAD], False
         elif line.strip():
-            yield number, line
+            yield number, line, True
 
 
 class Records:
@@ -294,12 +315,13 @@ def _read_done(file: int, path: Path) -> tuple[Done, int]:
                     raise ValueError
                 record = json.loads(line)
                 custom_id, error = record["custom_id"], record["error"]
+                is_success = error is None and record["response"]["status_code"] == 200
             except (ValueError, TypeError, KeyError):
                 raise ConfigError(
                     f"output {path}: line {number} is no batch record; name another file."
                 ) from None
             if custom_id is not None:
-                done.custom_ids.add(custom_id)
+                done.custom_ids[custom_id] = is_success
             elif isinstance(error, dict):
                 done.lines.add(error.get("line", 0))
     return done, end

@@ -124,9 +124,40 @@ def test_a_malformed_line_hurts_only_itself(files: tuple[Path, Path]) -> None:
         (10, "'good' stands in an earlier line"),
     ]:
         assert words in errors[number], errors[number]
+    # Who asks for "x" finds out what became of it; "good" is one record, and not two.
+    names = {r["error"]["line"]: r["custom_id"] for r in records_of(target) if r["error"]}
+    known = {4: "x", 6: "m", 7: "u", 8: "f", 9: "l"}
+    assert names == {number: known.get(number) for number in errors}
     before = target.read_text()
-    assert answer_file(source, target) == Counts(skipped=12)
+    assert answer_file(source, target) == Counts(skipped=12, skipped_failed=10)
     assert target.read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("text", "custom_id"),
+    [
+        ('{"custom_id": "a", "method": "PO', "a"),
+        (' { "custom_id" :"a\\u00e9\\"b", "body": {]}', 'a\u00e9"b'),
+        ('{"method": "POST", "custom_id": "a"}', "a"),
+        ('{"method": "POST", "custom_id": "a"', None),  # may be the body's
+        ('{"body": {"custom_id": "a"}', None),
+        ('{"body": {"custom_id": "a"}}', None),
+        ('{"custom_id": 5, "method": "POST"}', None),
+        ('{"custom_id": "", "method": "PO', None),
+        ('{"custom_id": "a\\ud800", "meth', None),
+        ('{"custom_id": "a', None),
+        ('["custom_id"]', None),
+    ],
+)
+def test_the_id_of_a_line_that_is_no_request(
+    files: tuple[Path, Path], text: str, custom_id: str | None
+) -> None:
+    source, target = files
+    source.write_text(text + "\n" + line("other", {"prompt": "x"}), encoding="utf-8")
+    assert answer_file(source, target) == Counts(answered=1, failed=1)
+    (record,) = (record for record in records_of(target) if record["error"])
+    assert record["custom_id"] == custom_id
+    assert answer_file(source, target) == Counts(skipped=2, skipped_failed=1)
 
 
 def test_goes_on_where_it_stopped(files: tuple[Path, Path]) -> None:
