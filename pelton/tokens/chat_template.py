@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal
@@ -76,8 +77,10 @@ class ChatTemplate:
 
         Args:
             messages: dicts with role (str) and content (str, list of text parts; null or absent
-                only beside tool_calls). Other keys are passed on; null ones are dropped, as in
-                transformers 5.
+                only beside tool_calls). Null content comes as None to a template that asks whether
+                it is none, and to others as no text. Arguments of tool_calls that are JSON text, as
+                OpenAI has them, come as objects to a template that writes them as JSON. Other keys
+                are passed on; null ones are dropped.
             tools: JSON schemas of functions, or None.
             add_generation_prompt: end with the start of the assistant's answer.
             continue_final_message: end in the middle of the last message, which the model then
@@ -149,6 +152,8 @@ class _Compiled:
             # What Python's own compiler says to code that is nested too deeply.
             raise ConfigError(f"the chat template can not be used: {error}") from None
         loops, self.tells_apart = _uses_of_content(tree)
+        self.knows_none = _asks_for_none(tree)
+        self.wants_objects = _wants_objects(tree)
         found: ContentFormat = "parts" if loops else "string"
         self.content_format = found if content_format == "auto" else content_format
 
@@ -160,21 +165,65 @@ def _environment() -> TemplateEnvironment:
 
 def _uses_of_content(tree: nodes.Template) -> tuple[bool, bool]:
     """Whether the template loops over message content, and whether it asks if it is a string."""
-    aliases = {"content"}
-    for assign in tree.find_all(nodes.Assign):
-        if isinstance(assign.target, nodes.Name) and _is_content(assign.node, aliases):
-            aliases.add(assign.target.name)
-    loops = any(_is_content(loop.iter, aliases) for loop in tree.find_all(nodes.For))
-    tests = any(
-        test.name in ("string", "iterable", "sequence", "mapping")
-        and _is_content(test.node, aliases)
+    names = _names_of("content", tree)
+    loops = any(_is_value(loop.iter, "content", names) for loop in tree.find_all(nodes.For))
+    kinds = ("string", "iterable", "sequence", "mapping")
+    return loops, _tests(tree, "content", names, kinds)
+
+
+def _asks_for_none(tree: nodes.Template) -> bool:
+    """Whether the template knows messages whose content is none."""
+    names = _names_of("content", tree)
+    return _tests(tree, "content", names, ("none",)) or any(
+        _is_value(compare.expr, "content", names)
+        and any(isinstance(op.expr, nodes.Const) and op.expr.value is None for op in compare.ops)
+        for compare in tree.find_all(nodes.Compare)
+    )
+
+
+def _wants_objects(tree: nodes.Template) -> bool:
+    """Whether arguments of tool calls must be objects: the template writes them, or calls as a
+    whole, as JSON, or goes through them. One that asks whether they are a string takes either; one
+    that does nothing of this takes text."""
+    names = _names_of("arguments", tree)
+
+    def is_it(node: nodes.Node | None) -> bool:
+        return node is not None and _is_value(node, "arguments", names)
+
+    if _tests(tree, "arguments", names, ("string",)):
+        return False
+    return (
+        any(
+            one.name in ("tojson", "items", "dictsort", "length") and is_it(one.node)
+            for one in tree.find_all(nodes.Filter)
+        )
+        or any(
+            one.attr in ("items", "keys") and is_it(one.node)
+            for one in tree.find_all(nodes.Getattr)
+        )
+        or any(is_it(loop.iter) for loop in tree.find_all(nodes.For))
+        or not any(is_it(node) for node in tree.find_all((nodes.Getattr, nodes.Getitem)))
+    )
+
+
+def _tests(tree: nodes.Template, key: str, names: set[str], kinds: Sequence[str]) -> bool:
+    return any(
+        test.name in kinds and _is_value(test.node, key, names)
         for test in tree.find_all(nodes.Test)
     )
-    return loops, tests
 
 
-def _is_content(node: nodes.Node, aliases: set[str]) -> bool:
-    """message['content'], message.content, or a name given to it, maybe filtered or sliced."""
+def _names_of(key: str, tree: nodes.Template) -> set[str]:
+    """Names that the template gives to what `_is_value`."""
+    names = {key}
+    for assign in tree.find_all(nodes.Assign):
+        if isinstance(assign.target, nodes.Name) and _is_value(assign.node, key, names):
+            names.add(assign.target.name)
+    return names
+
+
+def _is_value(node: nodes.Node, key: str, names: set[str]) -> bool:
+    """message[key], message.key, or one of `names` for it, maybe filtered or sliced."""
     while isinstance(node, nodes.Filter) or (
         isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice)
     ):
@@ -182,13 +231,13 @@ def _is_content(node: nodes.Node, aliases: set[str]) -> bool:
             return False
         node = node.node
     if isinstance(node, nodes.Name):
-        return node.name in aliases
+        return node.name in names
     if isinstance(node, nodes.Getattr):
-        return node.attr == "content"
+        return node.attr == key
     return (
         isinstance(node, nodes.Getitem)
         and isinstance(node.arg, nodes.Const)
-        and node.arg.value == "content"
+        and node.arg.value == key
     )
 
 
@@ -221,9 +270,30 @@ def _message(message: Any, where: str, compiled: _Compiled) -> dict[str, Any]:
         {key: value for key, value in message.items() if value is not None and key != "content"},
         where,
     )
-    if content is not None:
-        shown["content"] = _content(content, f"{where}.content", compiled)
+    if content is not None or not compiled.knows_none:
+        shown["content"] = _content(content or "", f"{where}.content", compiled)
+    else:
+        shown["content"] = None
+    if calls and compiled.wants_objects:
+        for at, call in enumerate(shown["tool_calls"]):
+            _parse_arguments(call, f"{where}.tool_calls[{at}]")
     return shown
+
+
+def _parse_arguments(call: Any, where: str) -> None:
+    """JSON text -> object, in place."""
+    function, place = call, where
+    if isinstance(call, dict) and isinstance(call.get("function"), dict):
+        function, place = call["function"], f"{where}.function"
+    if not isinstance(function, dict) or not isinstance(given := function.get("arguments"), str):
+        return
+    try:
+        arguments = json.loads(given) if given.strip() else {}
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise _wrong(f"{place}.arguments", "a JSON object as text", given)
+    function["arguments"] = _plain(arguments, f"{place}.arguments")
 
 
 def _content(content: Any, where: str, compiled: _Compiled) -> str | list[dict[str, Any]]:

@@ -443,11 +443,68 @@ def test_content_format_can_be_forced() -> None:
         template.render(PARTED)
 
 
-def test_null_content_beside_tool_calls() -> None:
-    call = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
-    message = {"role": "assistant", "content": None, "tool_calls": [call]}
-    source = "{{ messages[0].content is defined }} {{ messages[0].tool_calls[0].function.name }}"
-    assert render(source, [message]) == "False f"
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": "\u00e9"}'}}
+CALLED = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+TOOL_HISTORY = [*USER, CALLED, {"role": "tool", "tool_call_id": "1", "content": "42"}]
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("[{{ m.role + ':' + m.content }}]", "[user:hi][assistant:][tool:42]"),
+        ("[{{ m['content'] | trim }}]", "[hi][][42]"),
+        ("[{% if m.content %}{{ m.content }}{% endif %}]", "[hi][][42]"),
+        ("[{% if m.content is not none %}{{ m.content }}{% endif %}]", "[hi][][42]"),
+        ("[{% set c = m.content %}{% if c is none %}call{% endif %}]", "[][call][]"),
+        ("[{% if m.content == none %}call{% endif %}]", "[][call][]"),
+        ("[{% for part in m.content %}{{ part.text }}{% endfor %}]", "[hi][][42]"),
+    ],
+)
+def test_null_content_beside_tool_calls(source: str, found: str, reference: Any) -> None:
+    """As the template expects it; and where transformers, which drops what is null, can render it,
+    the same."""
+    source = "{% for m in messages %}" + source + "{% endfor %}"
+    assert render(source, TOOL_HISTORY) == found
+    if any(words in source for words in ("':' +", "trim", "for part", "call")):
+        return
+    theirs = reference.apply_chat_template(TOOL_HISTORY, chat_template=source, tokenize=False)
+    assert theirs == found
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        (" {{ c.function.arguments | tojson }}", ' {"a": "\u00e9"}'),
+        ("{% for k, v in c.function.arguments.items() %} {{ k }}={{ v }}{% endfor %}", " a=\u00e9"),
+        ("{% for k, v in c.function.arguments | items %} {{ k }}={{ v }}{% endfor %}", " a=\u00e9"),
+        ("{% set x = c.function.arguments %} {{ x | tojson }}", ' {"a": "\u00e9"}'),
+        ("{{ c.function | tojson }}", '{"name": "f", "arguments": {"a": "\u00e9"}}'),
+        ("{{ '' + c.function.arguments }}", '{"a": "\u00e9"}'),
+        (
+            "{% if c.function.arguments is string %}{{ c.function.arguments }}{% else %}"
+            "{{ c.function.arguments | tojson }}{% endif %}",
+            '{"a": "\u00e9"}',
+        ),
+    ],
+)
+def test_arguments_of_tool_calls(source: str, found: str) -> None:
+    """Text in OpenAI's histories; templates write JSON of objects, or text as it is."""
+    source = "{% for c in messages[1].tool_calls %}" + source + "{% endfor %}"
+    assert render(source, TOOL_HISTORY) == found
+    assert CALL["function"] == {"name": "f", "arguments": '{"a": "\u00e9"}'}
+
+
+@pytest.mark.parametrize("arguments", ["{", "[1]", "5", "null"])
+def test_arguments_that_are_no_object(arguments: str) -> None:
+    call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+    with pytest.raises(RequestError, match="a JSON object as text") as caught:
+        render("{{ messages | tojson }}", [*USER, {**CALLED, "tool_calls": [call]}])
+    assert caught.value.field == "messages[1].tool_calls[0].function.arguments"
+
+
+def test_tool_history_of_a_real_template(smollm: ChatTemplate) -> None:
+    """It adds texts, and knows nothing of calls."""
+    assert "assistant\n<|im_end|>" in smollm.render(TOOL_HISTORY)
 
 
 def test_continue_final_message(smollm: ChatTemplate, reference: Any) -> None:
