@@ -162,7 +162,8 @@ class AsyncLLM:
 
     @property
     def is_alive(self) -> bool:
-        return not self._death.done()
+        """Whether the engine works. `died` and open streams may be told a moment later."""
+        return self._link.is_running and not self._death.done()
 
     @property
     def dead_error(self) -> EngineDead | None:

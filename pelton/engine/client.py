@@ -125,6 +125,11 @@ class EngineProcess:
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def is_running(self) -> bool:
+        """See EngineLink. Set by the thread that waits for its end."""
+        return self._process.returncode is None
+
     async def ready(self) -> EngineConfig:
         """Wait until the engine takes requests. Raises what it raised: ConfigError kin as itself,
         everything else as EngineDead."""

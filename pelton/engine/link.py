@@ -16,6 +16,12 @@ Reply = Outputs | CacheReset
 class EngineLink(Protocol):
     """To an engine that is ready. All calls, and all callbacks, on one event loop."""
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the engine is there at this moment. `on_death` may come later: what it sent
+        last is read first."""
+        ...
+
     def listen(
         self, on_reply: Callable[[Reply], None], on_death: Callable[[EngineDead], None]
     ) -> None:

@@ -141,6 +141,26 @@ def test_the_engine_is_killed_while_it_starts(phase, monkeypatch):
     run(main, 60)
 
 
+def test_an_engine_that_has_left_is_not_alive(saboteur):
+    """Even while its last words are waited for."""
+
+    async def main() -> None:
+        llm = await AsyncLLM.start(args())
+        pid = process_of(llm).pid
+        asking = asyncio.create_task(collect(llm, "r", saboteurs("exit")))
+        while not is_gone(pid):
+            await asyncio.sleep(0.005)
+        end = time.monotonic() + client._LAST_WORDS / 2
+        while llm.is_alive:
+            assert time.monotonic() < end
+            await asyncio.sleep(0.005)
+        with pytest.raises(EngineDead, match="exit code 3"):
+            await asking
+        await llm.close()
+
+    run(main)
+
+
 @pytest.mark.parametrize(
     ("how", "text"),
     [

@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -229,30 +228,32 @@ def test_metrics_and_log(client: openai.OpenAI, server: ServeProcess) -> None:
     assert "secret" not in server.log
 
 
+@contextlib.contextmanager
+def open_stream(running: ServeProcess, max_tokens: int) -> Iterator[Iterator[str]]:
+    """The lines of an answer that has begun. They are read when they are asked for."""
+    url, _, path = running.url.partition("+unix://")
+    transport = httpx.HTTPTransport(uds=path) if path else None
+    body = {"prompt": "Hello", "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
+    with (
+        httpx.Client(transport=transport, base_url="http://x" if path else url, timeout=60) as one,
+        one.stream("POST", "/v1/completions", json=body) as response,
+    ):
+        lines = (line for line in response.iter_lines() if line)
+        next(lines)
+        yield lines
+
+
 def test_first_interrupt_drains_and_exit_code_is_0() -> None:
     """What runs is finished. Who comes meanwhile, on a new connection or an open one, is told to
     go elsewhere; those who watch are answered to the end."""
     with serving("--log-prompts", model=chat_model(8192)) as running:
-        found: list[str] = []
-
-        def read() -> None:
-            body = {"prompt": "Hello", "max_tokens": 1200, "ignore_eos": True, "stream": True}
-            with httpx.stream(
-                "POST", f"{running.url}/v1/completions", json=body, timeout=60
-            ) as response:
-                for line in response.iter_lines():
-                    found.append(line)
-
         none_kept = httpx.Limits(max_keepalive_connections=0)
         with (
-            httpx.Client(base_url=running.url) as open_before,
-            httpx.Client(base_url=running.url, limits=none_kept) as each_new,
+            httpx.Client(base_url=running.url, timeout=30) as open_before,
+            httpx.Client(base_url=running.url, timeout=30, limits=none_kept) as each_new,
+            open_stream(running, 2400) as lines,
         ):
             assert open_before.get("/health").status_code == 200
-            reader = threading.Thread(target=read)
-            reader.start()
-            while len(found) < 4:
-                time.sleep(0.005)
             engine = running.engine_pid()
             running.process.send_signal(signal.SIGINT)
             while (health := each_new.get("/health")).status_code == 200:
@@ -268,10 +269,8 @@ def test_first_interrupt_drains_and_exit_code_is_0() -> None:
                 assert int(response.headers["retry-after"]) > 0
                 assert response.json()["error"]["type"] == "service_unavailable_error"
             assert each_new.get("/load").json()["server_load"] >= 1
-            assert reader.is_alive(), "the answer was too short for this test"
-            reader.join(60)
-            assert found[-2] == "data: [DONE]"
-            assert running.wait() == 0
+            assert [*lines][-1] == "data: [DONE]"
+        assert running.wait() == 0
         assert gone_within(engine, 5)
         assert "prompt: 'Hello'" in running.log
         assert "Traceback" not in running.log
@@ -279,37 +278,26 @@ def test_first_interrupt_drains_and_exit_code_is_0() -> None:
 
 def test_second_interrupt_ends_at_once() -> None:
     """Clients are told, and not just cut off."""
-    flags = ["--uds", f"/tmp/pelton-test-{os.getpid()}.sock", "--max-num-seqs", "4"]
+    path = f"/tmp/pelton-test-{os.getpid()}.sock"
+    flags = ["--uds", path, "--max-num-seqs", "4"]
     with serving(*flags, model=chat_model(8192)) as running:
-        path = running.url.partition("unix://")[2]
-        transport = httpx.HTTPTransport(uds=path)
-        lines: list[str] = []
-
-        def read() -> None:
-            body = {"prompt": "Hello", "max_tokens": 8000, "ignore_eos": True, "stream": True}
-            with (
-                httpx.Client(transport=transport, timeout=60) as client,
-                client.stream("POST", "http://x/v1/completions", json=body) as response,
-            ):
-                try:
-                    for line in response.iter_lines():
-                        lines.append(line)
-                except httpx.HTTPError:
-                    lines.append("broken")
-
-        reader = threading.Thread(target=read)
-        reader.start()
-        while len(lines) < 4:
-            time.sleep(0.005)
         engine = running.engine_pid()
-        running.process.send_signal(signal.SIGINT)
-        time.sleep(0.3)
-        assert running.process.poll() is None
-        running.process.send_signal(signal.SIGINT)
+        with (
+            open_stream(running, 8000) as lines,
+            httpx.Client(transport=httpx.HTTPTransport(uds=path), timeout=30) as watcher,
+        ):
+            running.process.send_signal(signal.SIGINT)
+            while watcher.get("http://x/health").status_code == 200:
+                time.sleep(0.005)
+            assert running.process.poll() is None
+            running.process.send_signal(signal.SIGINT)
+            last = ""
+            with contextlib.suppress(httpx.HTTPError):
+                for line in lines:
+                    last = line
+            assert "shutting down" in last
         assert running.wait(10) == 130
         assert gone_within(engine, 5)
-        reader.join(10)
-        assert "shutting down" in lines[-2]
         assert "Traceback" not in running.log
         assert not Path(path).exists()
 
@@ -317,16 +305,9 @@ def test_second_interrupt_ends_at_once() -> None:
 def test_killed_engine_ends_the_server_with_its_last_words() -> None:
     with serving() as running:
         engine = running.engine_pid()
-        with httpx.stream(
-            "POST",
-            f"{running.url}/v1/completions",
-            json={"prompt": "Hi", "max_tokens": 240, "ignore_eos": True, "stream": True},
-            timeout=30,
-        ) as response:
-            lines = response.iter_lines()
-            next(lines)
+        with open_stream(running, 240) as lines:
             os.kill(engine, signal.SIGKILL)
-            *_, last = [line for line in lines if line]
+            last = [*lines][-1]
             assert '"error"' in last or "[DONE]" in last
         assert running.wait(5) == 1
         assert "SIGKILL" in running.log.splitlines()[-1]
@@ -335,22 +316,29 @@ def test_killed_engine_ends_the_server_with_its_last_words() -> None:
 def test_killed_engine_ends_a_server_that_is_stopping() -> None:
     with serving(model=chat_model(8192)) as running:
         engine = running.engine_pid()
-        with httpx.stream(
-            "POST",
-            f"{running.url}/v1/completions",
-            json={"prompt": "Hi", "max_tokens": 8000, "ignore_eos": True, "stream": True},
-            timeout=30,
-        ) as response:
-            lines = response.iter_lines()
-            next(lines)
+        with open_stream(running, 8000) as lines:
             running.process.send_signal(signal.SIGTERM)
             while httpx.get(f"{running.url}/health").status_code == 200:
                 time.sleep(0.005)
             os.kill(engine, signal.SIGKILL)
-            *_, last = [line for line in lines if line]
-            assert '"error"' in last
+            assert '"error"' in [*lines][-1]
         assert running.wait(10) == 1
         assert "SIGKILL" in running.log.splitlines()[-1]
+
+
+def test_health_tells_of_a_killed_engine_within_a_second() -> None:
+    """Though nobody asks it for anything."""
+    with serving() as running, httpx.Client(base_url=running.url, timeout=5) as client:
+        assert client.get("/health").status_code == 200
+        os.kill(running.engine_pid(), signal.SIGKILL)
+        end = time.monotonic() + 1
+        while (health := client.get("/health")).status_code == 200:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        assert health.status_code == 503
+        assert health.json()["error"]["message"] == "The engine has stopped."
+        assert client.get("/stats").json()["is_alive"] is False
+        assert running.wait(5) == 1
 
 
 def test_a_full_disk_under_the_log() -> None:

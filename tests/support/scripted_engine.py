@@ -76,6 +76,7 @@ class ScriptedEngine:
         self.failures: dict[str, Fault] = {}
         self.sent: list[Request] = []
         self.is_closed = False
+        self.is_running = True
         self._config = config
         self._script = script
         self._delay = delay
@@ -113,11 +114,12 @@ class ScriptedEngine:
             self._timer = asyncio.get_running_loop().call_later(self._delay, self._step)
 
     async def close(self) -> None:
-        self.is_closed = True
+        self.is_closed, self.is_running = True, False
         self._on_death = None
 
     def die(self, text: str = "The engine's process was killed by signal 9 (SIGKILL).") -> None:
         """What the front end sees of an engine that died."""
+        self.is_running = False
         death, self._on_death = self._on_death, None
         self._answers.clear()
         if death is not None:
