@@ -19,12 +19,12 @@ class ServerArgs:
         checkpoint's own name if left out. Several may stand behind one flag.
     api_key: a key that clients must send; may be repeated. Keys may also stand in the environment,
         PELTON_API_KEY, separated by commas, where no list of processes shows them.
-    api_key_file: a file with one key per line; # begins a comment.
+    api_key_file: a file with one key per line; a line that begins with # is a comment.
     ssl_certfile / ssl_keyfile: PEM files; with them the server speaks HTTPS.
     ssl_keyfile_password: of an encrypted ssl_keyfile.
     ssl_ca_certs: PEM file of authorities; with it, clients must show a certificate of theirs.
-    allowed_origins: an origin, such as https://example.org, whose pages may call the server from a
-        browser; may be repeated, * = all. Without it, none but the server's own page.
+    allowed_origins: an origin as browsers send it, such as https://example.org, whose pages may
+        call the server; may be repeated, * = all. Without it, none but the server's own page.
     chat_template_content_format: what the chat template expects as message content: "auto" |
         "string" | "parts".
     trust_request_chat_template: let requests bring a chat template of their own.

@@ -46,8 +46,8 @@ def _digest(key: str) -> bytes:
 
 
 def read_keys(given: Iterable[str], file: str | None, environment: str) -> list[str]:
-    """The keys of flags, of a file (one per line, # begins a comment) and of an environment
-    variable (separated by commas). Raises ConfigError."""
+    """The keys of flags, of a file (one per line; a line that begins with # is a comment) and of an
+    environment variable (separated by commas). Raises ConfigError."""
     keys = [*given, *environment.split(",")]
     if file is not None:
         try:
@@ -56,8 +56,9 @@ def read_keys(given: Iterable[str], file: str | None, environment: str) -> list[
             raise ConfigError(
                 f"api_key_file={file!r} cannot be read: {reason_of(error)}."
             ) from None
-        found = [line.partition("#")[0].strip() for line in lines]
-        if not any(found):
+        stripped = [line.strip() for line in lines]
+        found = [line for line in stripped if line and not line.startswith("#")]
+        if not found:
             raise ConfigError(f"api_key_file={file!r} holds no key; write one per line.")
         keys += found
     keys = [key.strip() for key in keys if key.strip()]
@@ -65,4 +66,8 @@ def read_keys(given: Iterable[str], file: str | None, environment: str) -> list[
         # HTTP headers are Latin-1 at best; a key that cannot be sent would lock everybody out.
         if not (key.isascii() and key.isprintable()):
             raise ConfigError("an API key must have printable ASCII characters alone.")
+        if " " in key:
+            raise ConfigError(
+                "an API key must have no spaces; in a file, a comment needs a line of its own."
+            )
     return keys

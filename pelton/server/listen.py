@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import resource
 import socket
 import ssl
@@ -101,20 +102,74 @@ def check_certificates(args: ServerArgs) -> None:
             if getattr(args, name) is not None:
                 raise ConfigError(f"{name} needs ssl_certfile.")
         return
-    for name in ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs"):
-        file = getattr(args, name)
-        if file is not None and not os.path.isfile(file):
-            raise ConfigError(f"{name}={file!r} is no file.")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    certificate = _pem_file("ssl_certfile", args.ssl_certfile, "CERTIFICATE")
+    _check_readable("ssl_certfile", args.ssl_certfile)
+    if args.ssl_ca_certs is not None:
+        _pem_file("ssl_ca_certs", args.ssl_ca_certs, "CERTIFICATE")
+        _check_readable("ssl_ca_certs", args.ssl_ca_certs)
+    if args.ssl_keyfile is not None:
+        key = _pem_file("ssl_keyfile", args.ssl_keyfile, "PRIVATE KEY")
+    elif "PRIVATE KEY-----" not in (key := certificate):
+        raise ConfigError(
+            f"ssl_certfile={args.ssl_certfile!r} holds no private key; name its file as "
+            "ssl_keyfile (--ssl-keyfile)."
+        )
+    _check_key(args, key)
+
+
+def _pem_file(name: str, file: str, kind: str) -> str:
+    """The content of a file in which a `kind` stands. Raises ConfigError."""
+    try:
+        content = Path(file).read_bytes().decode("latin-1")
+    except OSError as error:
+        raise ConfigError(f"{name}={file!r} cannot be read: {reason_of(error)}.") from None
+    # A key's kind may stand before it: RSA, EC, ENCRYPTED.
+    if not re.search(rf"-----BEGIN ([A-Z0-9]+ )*{kind}-----", content):
+        raise ConfigError(
+            f"{name}={file!r} holds no {kind.lower()} in PEM, which begins with "
+            f"-----BEGIN {kind}-----."
+        )
+    return content
+
+
+def _check_readable(name: str, file: str) -> None:
+    """Certificates of a file. Raises ConfigError."""
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(file)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{name}={file!r} holds a certificate that cannot be read{_says(error)}."
+        ) from None
+
+
+def _check_key(args: ServerArgs, content: str) -> None:
+    """Of a certificate that can be read. Raises ConfigError."""
+    assert args.ssl_certfile is not None
+    has_own = args.ssl_keyfile is not None
+    file = f"ssl_keyfile={args.ssl_keyfile!r}" if has_own else f"ssl_certfile={args.ssl_certfile!r}"
     try:
         # A password is always given, for without one OpenSSL would ask the terminal.
-        context.load_cert_chain(
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
             args.ssl_certfile, args.ssl_keyfile, lambda: args.ssl_keyfile_password or ""
         )
-        if args.ssl_ca_certs is not None:
-            context.load_verify_locations(args.ssl_ca_certs)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(
-            f"ssl_certfile={args.ssl_certfile!r}, ssl_keyfile={args.ssl_keyfile!r}, ssl_ca_certs="
-            f"{args.ssl_ca_certs!r} cannot be used: {reason_of(error)}."
-        ) from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", None) or ""
+        if reason == "KEY_VALUES_MISMATCH":
+            what = f"holds a private key, but not that of ssl_certfile={args.ssl_certfile!r}"
+        elif "ENCRYPTED" in content and args.ssl_keyfile_password is None:
+            what = "holds an encrypted private key; give ssl_keyfile_password"
+        elif "ENCRYPTED" in content:
+            what = "holds a private key that ssl_keyfile_password does not open"
+        elif reason.startswith(("EE_", "CA_")):
+            # OpenSSL's rules about the certificate: too short a key, too weak a digest.
+            file = f"ssl_certfile={args.ssl_certfile!r}"
+            what = f"is refused by OpenSSL{_says(error)}"
+        else:
+            what = f"holds a private key that cannot be read{_says(error)}"
+        raise ConfigError(f"{file} {what}.") from None
+
+
+def _says(error: Exception) -> str:
+    """OpenSSL's reason, where it has one."""
+    reason = getattr(error, "reason", None)
+    return f": {str(reason).replace('_', ' ').lower()}" if reason else ""

@@ -70,6 +70,15 @@ def test_flags_win_over_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert (other.model, other.enable_prefix_caching) == ("given", True)
 
 
+def test_a_key_that_yaml_takes_for_a_number(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    for text in ("api-key: 12345", "api-key: [abc, 12345]", "api-key: 1.5", "api-key: 2026-01-01"):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=r"api_key must be .*; put it in quotes") as wrong:
+            serve.run(serve.parse(["--config", str(file)]))
+        assert "12345" not in str(wrong.value)
+
+
 def test_a_wrong_flag_names_the_closest(capsys: pytest.CaptureFixture[str]) -> None:
     for words, hint in [
         (["--prot", "1"], "--port"),

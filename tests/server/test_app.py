@@ -378,6 +378,26 @@ def test_browsers_of_other_origins_are_let_in_only_if_named() -> None:
     run(main)
 
 
+def test_a_history_with_tool_calls() -> None:
+    """As OpenAI's clients send it back, although this version offers no tools."""
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    called = {"role": "assistant", "content": None, "tool_calls": [call]}
+    result = {"role": "tool", "tool_call_id": "1", "content": "42"}
+
+    async def main() -> None:
+        async with served(scripted_llm(text_script("It is 42."))) as server:
+            for message in (called, {**called, "content": ""}, {**called, "refusal": None}):
+                body = {"messages": [*HELLO, message, result]}
+                answer = await server.post(CHAT, body)
+                assert answer.status_code == 200, answer.text
+            body = {"messages": [*HELLO, {**called, "tool_calls": []}, result]}
+            refused = await server.post(CHAT, body)
+            assert refused.status_code == 400
+            assert refused.json()["error"]["param"] == "messages[1].content"
+
+    run(main)
+
+
 def test_request_ids() -> None:
     """The client's name is shown, ours is unique, and names used twice are no trouble."""
 

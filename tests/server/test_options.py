@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from starlette.requests import Request
-from support.certificates import make_certificate
+from support.certificates import make_certificate, make_encrypted
 
 from pelton.config.server import ServerArgs
 from pelton.errors import ConfigError
@@ -21,7 +21,7 @@ from pelton.server.options import check_server
         ("port", 70000, "from 0 to 65535"),
         ("port", "80", "an integer"),
         ("port", True, "an integer"),
-        ("host", 5, "text"),
+        ("host", 5, "text, got 5; put it in quotes"),
         ("log_level", "loud", "Known: debug"),
         ("log_requests", "yes", "true or false"),
         ("log_interval", -1.0, "0 or more"),
@@ -34,13 +34,26 @@ from pelton.server.options import check_server
         ("max_num_queued_reqs", -1, "from 0"),
         ("served_model_name", [""], "not be empty"),
         ("served_model_name", "x", "a list of texts"),
-        ("api_key", [5], "got a list"),
+        ("api_key", [5], "got a list; put it in quotes"),
+        ("api_key", 12345, "must be a list of texts, got an integer; put it in quotes"),
+        ("served_model_name", [1.5], "in quotes"),
+        ("allowed_origins", ["example.org"], "'example.org' would never match: it has no scheme"),
+        ("allowed_origins", ["https://a.org/"], "goes on after host"),
+        ("allowed_origins", ["https://a.org/app"], "goes on after host"),
+        ("allowed_origins", ["https://a.org?x"], "goes on after host"),
+        ("allowed_origins", ["https://*.a.org"], "stands for all origins, alone"),
+        ("allowed_origins", ["https://A.org"], "small letters"),
+        ("allowed_origins", ["https://a.org:443"], "port that is the scheme's own"),
+        ("allowed_origins", ["http://a.org:80"], "port that is the scheme's own"),
+        ("allowed_origins", ["https://a.org", "https://a b"], "'https://a b' would never"),
+        ("allowed_origins", ["https://"], "no scheme://host"),
+        ("allowed_origins", [""], "no scheme"),
         ("metrics_prefix", "a:b", "letters, digits"),
         ("root_path", "llm", "begin with a slash"),
         ("root_path", "/llm/", "not end with one"),
         ("chat_template_content_format", "openai", "Known: auto"),
         ("ssl_keyfile", "key.pem", "needs ssl_certfile"),
-        ("ssl_certfile", "/nowhere/cert.pem", "is no file"),
+        ("ssl_certfile", "/nowhere/cert.pem", "No such file"),
     ],
 )
 def test_wrong_options(field: str, value: Any, words: str) -> None:
@@ -52,16 +65,63 @@ def test_wrong_options(field: str, value: Any, words: str) -> None:
 def test_good_options() -> None:
     check_server(ServerArgs())
     check_server(ServerArgs(shutdown_timeout=3, log_interval=0, root_path="/a/b"))
+    origins = ["https://a.org", "http://localhost:3000", "http://[::1]:8000", "https://a.org:80"]
+    origins += ["*", "null", "chrome-extension://abc", "http://127.0.0.1:8080"]
+    check_server(ServerArgs(allowed_origins=origins))
 
 
 def test_certificates(tmp_path: Path) -> None:
     certificate, key = make_certificate(tmp_path)
     check_server(ServerArgs(ssl_certfile=certificate, ssl_keyfile=key))
-    with pytest.raises(ConfigError, match="cannot be used"):
-        check_server(ServerArgs(ssl_certfile=key, ssl_keyfile=certificate))
     args = ServerArgs(ssl_certfile=certificate, ssl_keyfile=key, port=0)
     with bound_socket(args) as listener:
         assert url_of(args, listener).startswith("https://127.0.0.1:")
+
+
+def test_wrong_certificates(tmp_path: Path) -> None:
+    """Each file is named, and what is wrong with it."""
+    certificate, key = make_certificate(tmp_path)
+    (tmp_path / "other").mkdir()
+    _, other_key = make_certificate(tmp_path / "other")
+    locked, torn, torn_key, both = (
+        str(tmp_path / name) for name in ("locked.pem", "torn.pem", "torn_key.pem", "both.pem")
+    )
+    make_encrypted(key, locked, "secret")
+    Path(torn).write_bytes(Path(certificate).read_bytes()[:300])
+    Path(torn_key).write_bytes(Path(key).read_bytes()[:300])
+    Path(both).write_bytes(Path(certificate).read_bytes() + Path(key).read_bytes())
+    (tmp_path / "text.pem").write_text("hello")
+    text = str(tmp_path / "text.pem")
+    check_server(ServerArgs(ssl_certfile=both))
+    check_server(
+        ServerArgs(ssl_certfile=certificate, ssl_keyfile=locked, ssl_keyfile_password="secret")
+    )
+    wrong: list[tuple[dict[str, str], str, str]] = [
+        ({"ssl_certfile": text, "ssl_keyfile": key}, f"ssl_certfile={text!r}", "no certificate"),
+        ({"ssl_certfile": key, "ssl_keyfile": key}, f"ssl_certfile={key!r}", "no certificate"),
+        ({"ssl_certfile": torn, "ssl_keyfile": key}, f"ssl_certfile={torn!r}", "cannot be read"),
+        ({"ssl_certfile": certificate}, f"ssl_certfile={certificate!r}", "no private key; name"),
+        ({"ssl_keyfile": certificate}, f"ssl_keyfile={certificate!r}", "no private key in PEM"),
+        ({"ssl_keyfile": text}, f"ssl_keyfile={text!r}", "no private key in PEM"),
+        ({"ssl_keyfile": torn_key}, f"ssl_keyfile={torn_key!r}", "cannot be read"),
+        ({"ssl_keyfile": other_key}, f"ssl_keyfile={other_key!r}", "but not that of ssl_certfile"),
+        ({"ssl_keyfile": locked}, f"ssl_keyfile={locked!r}", "give ssl_keyfile_password"),
+        (
+            {"ssl_keyfile": locked, "ssl_keyfile_password": "guess"},
+            f"ssl_keyfile={locked!r}",
+            "does not open",
+        ),
+        ({"ssl_keyfile": str(tmp_path)}, f"ssl_keyfile={str(tmp_path)!r}", "Is a directory"),
+        ({"ssl_keyfile": "/no/key"}, "ssl_keyfile='/no/key'", "No such file"),
+        ({"ssl_keyfile": key, "ssl_ca_certs": key}, f"ssl_ca_certs={key!r}", "no certificate"),
+        ({"ssl_keyfile": key, "ssl_ca_certs": torn}, f"ssl_ca_certs={torn!r}", "cannot be read"),
+    ]
+    for files, named, words in wrong:
+        with pytest.raises(ConfigError) as found:
+            check_server(ServerArgs(**{"ssl_certfile": certificate, **files}))
+        assert str(found.value).startswith(named)
+        assert words in str(found.value)
+        assert "rror" not in str(found.value)
 
 
 def test_an_address_in_use() -> None:
@@ -90,8 +150,10 @@ def test_unix_sockets(tmp_path: Path) -> None:
 
 def test_keys(tmp_path: Path) -> None:
     file = tmp_path / "keys"
-    file.write_text("# ours\none\n\n two  # theirs\n")
-    assert read_keys(["zero"], str(file), "three, four,") == ["zero", "three", "four", "one", "two"]
+    file.write_text("# ours\none\n\n two \n  # theirs\nk3#x\n")
+    assert read_keys(["zero"], str(file), "three, four,") == [
+        "zero", "three", "four", "one", "two", "k3#x",
+    ]  # fmt: skip
     assert read_keys([], None, "") == []
     with pytest.raises(ConfigError, match="cannot be read"):
         read_keys([], str(tmp_path / "absent"), "")
@@ -100,6 +162,9 @@ def test_keys(tmp_path: Path) -> None:
         read_keys([], str(file), "")
     with pytest.raises(ConfigError, match="printable ASCII"):
         read_keys(["schlüssel"], None, "")
+    file.write_text("one # a comment\n")
+    with pytest.raises(ConfigError, match="a comment needs a line of its own"):
+        read_keys([], str(file), "")
 
 
 @pytest.mark.parametrize(

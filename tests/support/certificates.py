@@ -15,3 +15,8 @@ def make_certificate(folder: Path) -> tuple[str, str]:
         capture_output=True,
     )
     return str(certificate), str(key)
+
+
+def make_encrypted(key: str, target: str, password: str) -> None:
+    command = ["openssl", "pkey", "-aes256", "-in", key, "-out", target]
+    subprocess.run([*command, "-passout", f"pass:{password}"], check=True, capture_output=True)
