@@ -65,14 +65,19 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         hint = did_you_mean(kind, KINDS) or f"; there are: {', '.join(KINDS)}"
         print(f"pelton bench: unknown kind {kind!r}{hint}" if kind else usage, file=sys.stderr)
         sys.exit(2)
+    options = make_parser(kind).parse(argv[1:])
+    options.kind = kind
+    return options
+
+
+def make_parser(kind: str) -> Parser:
+    """The flags of `pelton bench KIND`."""
     options_type, _, text = KINDS[kind]
     if kind in _OF_A_SERVER:
         parser = Parser(prog=f"pelton bench {kind}", description=f"Measures {text}.")
         parser.add_argument("--debug", action="store_true", help="show tracebacks")
         add_fields(parser, kind, options_type, field_names(options_type))
-        options = parser.parse(argv[1:])
-        options.kind = kind
-        return options
+        return parser
     parser = Parser(
         prog=f"pelton bench {kind}",
         description=f"Measures {text}. Greedy, ends ignored, random token ids unless said "
@@ -81,9 +86,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add_model(parser)
     add_fields(parser, kind, options_type, field_names(options_type))
     add_fields(parser, "engine", EngineArgs, ENGINE_FIELDS)
-    options = parser.parse(argv[1:])
-    options.kind = kind
-    return options
+    return parser
 
 
 def run(options: argparse.Namespace) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 from pelton.cli import dialogue
 from pelton.cli.api import Api
 from pelton.cli.dialogue import SAMPLING_FIELDS, Dialogue, Shown, no_words, show, tell
-from pelton.cli.flags import given
+from pelton.cli.flags import Parser, given
 from pelton.cli.generate import check_can_chat
 from pelton.config.reasons import reason_of
 from pelton.errors import RequestError
@@ -19,13 +19,18 @@ from pelton.errors import RequestError
 _PATH = "/v1/chat/completions"
 
 
-def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Flags of the command; exits on a wrong one."""
+def make_parser() -> Parser:
+    """The command's flags."""
     parser = dialogue.make_parser(
         "pelton chat", "Talks to a model: a server's, or one that is loaded for it."
     )
     parser.add_argument("--system-prompt", metavar="TEXT", help="how the model shall behave")
-    return dialogue.parse(parser, argv)
+    return parser
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Flags of the command; exits on a wrong one."""
+    return dialogue.parse(make_parser(), argv)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -8,21 +8,25 @@ from typing import Any
 
 from pelton.cli import dialogue
 from pelton.cli.dialogue import SAMPLING_FIELDS, Dialogue, no_words, show
-from pelton.cli.flags import given
+from pelton.cli.flags import Parser, given
 from pelton.cli.generate import DEFAULT_MAX_TOKENS
 from pelton.errors import RequestError
 
 _PATH = "/v1/completions"
 
 
-def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Flags of the command; exits on a wrong one."""
-    parser = dialogue.make_parser(
+def make_parser() -> Parser:
+    """The command's flags."""
+    return dialogue.make_parser(
         "pelton complete",
         "Continues texts with a model: a server's, or one that is loaded for it. max_tokens is "
         f"{DEFAULT_MAX_TOKENS} unless given.",
     )
-    return dialogue.parse(parser, argv)
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Flags of the command; exits on a wrong one."""
+    return dialogue.parse(make_parser(), argv)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -28,8 +28,8 @@ DEFAULT_MAX_TOKENS = 128
 _ENGINE_FLAGS = [name for name in ENGINE_FIELDS if name != "seed"]
 
 
-def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Flags of the command; exits on a wrong one."""
+def make_parser() -> Parser:
+    """The command's flags."""
     parser = Parser(prog="pelton generate", description="Continues prompts with a model.")
     add_model(parser)
     parser.add_argument(
@@ -53,6 +53,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         defaults={"max_tokens": DEFAULT_MAX_TOKENS},
     )
     add_fields(parser, "engine", EngineArgs, _ENGINE_FLAGS)
+    return parser
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Flags of the command; exits on a wrong one."""
+    parser = make_parser()
     options = parser.parse(argv)
     if not options.json:
         for name in given(options, ("logprobs", "prompt_logprobs")):

@@ -27,8 +27,8 @@ _TELL_SECONDS = 5.0
 _SOME_FAILED = 3
 
 
-def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Flags of the command; exits on a wrong one."""
+def make_parser() -> Parser:
+    """The command's flags."""
     parser = Parser(
         prog="pelton run-batch",
         description="Answers OpenAI's batch files: lines with custom_id, method, url and body. "
@@ -39,7 +39,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("-o", "--output-file", required=True, metavar="FILE", help="records, JSONL")
     add_fields(parser, "requests", ServerArgs, _SERVER_FIELDS, takes_many=("served_model_name",))
     add_fields(parser, "engine", EngineArgs, ENGINE_FIELDS)
-    return parser.parse(argv)
+    return parser
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Flags of the command; exits on a wrong one."""
+    return make_parser().parse(argv)
 
 
 def run(options: argparse.Namespace) -> int:

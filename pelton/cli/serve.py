@@ -19,8 +19,8 @@ from pelton.errors import ConfigError, EngineDead
 SERVER_FIELDS = field_names(ServerArgs)
 
 
-def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Flags of the command; exits on a wrong one."""
+def make_parser() -> Parser:
+    """The command's flags."""
     parser = Parser(prog="pelton serve", description="Serves a model by OpenAI's API.")
     add_model(parser)
     parser.add_argument(
@@ -30,7 +30,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     )
     add_fields(parser, "server", ServerArgs, SERVER_FIELDS, takes_many=("served_model_name",))
     add_fields(parser, "engine", EngineArgs, ENGINE_FIELDS)
-    return parser.parse(argv)
+    return parser
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Flags of the command; exits on a wrong one."""
+    return make_parser().parse(argv)
 
 
 def run(options: argparse.Namespace) -> int:

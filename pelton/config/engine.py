@@ -54,6 +54,9 @@ class EngineArgs:
     batch_invariant: select fixed-reduction kernels, so that a request's tokens do not depend on
         its neighbours, chunk sizes or prefix hits, bit for bit.
     max_steps_in_flight: depth of the launch pipeline (1 = wait for each step).
+    tensor_parallel_size / pipeline_parallel_size / data_parallel_size: vLLM's, for several devices;
+        1 is what this version can do.
+    enable_lora: vLLM's, for adapters; this version has none.
     quantization: of weights that the file holds quantised: "gguf" (GGUF's blocks stay as they are
         and are multiplied as integers; on the CPU) | "dequantise" (they become numbers of dtype).
         None: "gguf" where that can be done.
