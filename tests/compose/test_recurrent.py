@@ -18,7 +18,7 @@ from support import plain
 from support.drafters import VOCAB, CountingDrafter, ScriptedDrafter
 from support.families import engine_logits, tiny_model
 from support.plain import KINDS, greedy, seeded
-from support.tiny import TinyEngine, oracle_greedy, oracle_logits, prompts_of
+from support.tiny import TinyEngine, assert_greedy, oracle_logits, prompts_of
 
 from pelton.config.speculation import SpeculationConfig
 from pelton.core.descriptor import Descriptor
@@ -71,8 +71,7 @@ def test_prompts_of_several_chunks_of_the_scan(limit, backend):
         long_prefill_token_threshold=limit,
         **BACKENDS[backend],
     )
-    tokens = engine.generate(prompts, greedy(6))
-    assert tokens == [oracle_greedy(folder(), prompt, 6) for prompt in prompts]
+    assert_greedy(folder(), prompts, engine.generate(prompts, greedy(6)), 6)
 
 
 @pytest.mark.parametrize(("device", "depth"), [("queued", 2), ("fake", 3)])

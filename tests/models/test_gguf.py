@@ -15,7 +15,7 @@ import pytest
 import torch
 from support.families import engine_logits, tiny_model
 from support.gguf_models import ARCHITECTURES, as_gguf
-from support.tiny import TinyEngine, make_config, oracle, oracle_greedy, prompts_of
+from support.tiny import TinyEngine, assert_greedy, make_config, oracle, prompts_of
 
 from pelton.checkpoint.gguf_config import ARCHITECTURES as READERS
 from pelton.checkpoint.name_map import NameMap
@@ -210,5 +210,4 @@ def test_every_architecture_is_here() -> None:
 def test_greedy_tokens_equal_transformers(variant: str) -> None:
     folder, file = folders_of(variant)
     prompts = prompts_of([1, 7, 30], seed=5)
-    tokens = TinyEngine(file).generate(prompts)
-    assert tokens == [oracle_greedy(folder, p, 12) for p in prompts]
+    assert_greedy(folder, prompts, TinyEngine(file).generate(prompts), 12)

@@ -7,8 +7,8 @@ import torch
 from support.families import engine_logits
 from support.tiny import (
     TinyEngine,
+    assert_greedy,
     make_config,
-    oracle_greedy,
     oracle_logits,
     prompts_of,
     tiny_llama,
@@ -50,7 +50,7 @@ def test_logits_and_greedy_tokens_equal_transformers(variant, backend):
     torch.testing.assert_close(engine_logits(engine, ids), expected, rtol=1e-4, atol=2e-4)
     prompts = prompts_of([1, 7, 30], seed=5)
     engine = TinyEngine(folder, attention_backend=backend, batch_invariant=is_invariant)
-    assert engine.generate(prompts) == [oracle_greedy(folder, p, 12) for p in prompts]
+    assert_greedy(folder, prompts, engine.generate(prompts), 12)
 
 
 def test_bfloat16_logits_are_near_float32():

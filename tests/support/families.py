@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from support.folders import new_folder
-from support.tiny import VOCAB, TinyEngine, oracle_greedy, oracle_logits, prompts_of
+from support.tiny import VOCAB, TinyEngine, assert_greedy, oracle_logits, prompts_of
 
 from pelton.config.params import SamplingParams
 from pelton.core.kv.groups import with_tables
@@ -122,4 +122,4 @@ def check_against_transformers(folder: Path, backend: str, **changes: Any) -> No
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=2e-4)
     prompts = prompts_of([1, 7, 30], seed=5)
     tokens = TinyEngine(folder, **changes).generate(prompts)
-    assert tokens == [oracle_greedy(folder, p, 12) for p in prompts]
+    assert_greedy(folder, prompts, tokens, 12)

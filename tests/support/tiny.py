@@ -235,3 +235,17 @@ def oracle_greedy(folder: Path, prompt: Sequence[int], num_tokens: int) -> list[
         assert top.values[0] - top.values[1] > 1e-4, "the fixture has a near tie"
         ids.append(int(top.indices[0]))
     return ids[len(prompt) :]
+
+
+def assert_greedy(
+    folder: Path, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], length: int
+) -> None:
+    """Every answer is transformers' greedy one, of `length` tokens: if its choice after each
+    position is the answer's next token, its own answer is the same. Fails as oracle_greedy does."""
+    assert len(answers) == len(prompts)
+    for prompt, answer in zip(prompts, answers, strict=True):
+        assert len(answer) == length
+        top = oracle_logits(folder, [*prompt, *answer[:-1]])[len(prompt) - 1 :].topk(2)
+        choices = top.indices[:, 0].tolist()
+        assert answer == choices
+        assert (top.values[:, 0] - top.values[:, 1]).min() > 1e-4, "the fixture has a near tie"

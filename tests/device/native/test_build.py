@@ -30,6 +30,20 @@ def own_cache(tmp_path, monkeypatch):
     library_module.library.cache_clear()
 
 
+@pytest.fixture
+def one_small_source(tmp_path, monkeypatch):
+    """Real sources take the compiler a quarter of a minute, and do nothing else here."""
+    (tmp_path / "sources").mkdir()
+    (tmp_path / "sources" / "trial.c").write_text("int pelton_try(void) { return 0; }\n")
+    monkeypatch.setattr(build_module, "_SOURCES", tmp_path / "sources")
+
+
+@pytest.fixture(scope="module")
+def kept() -> Path:
+    """The last level's library as every other test has it: from the user's own cache."""
+    return build(usable_levels()[-1])
+
+
 def test_levels_are_distinct_and_need_no_more_than_this_cpu_has():
     assert len({level.name for level in LEVELS}) == len(LEVELS)
     for level in usable_levels():
@@ -37,6 +51,7 @@ def test_levels_are_distinct_and_need_no_more_than_this_cpu_has():
 
 
 @needs_compiler
+@pytest.mark.usefixtures("one_small_source")
 def test_a_second_start_compiles_nothing(own_cache, monkeypatch):
     level = usable_levels()[-1]
     path = build(level)
@@ -47,6 +62,7 @@ def test_a_second_start_compiles_nothing(own_cache, monkeypatch):
 
 
 @needs_compiler
+@pytest.mark.usefixtures("one_small_source")
 def test_what_does_not_run_here_is_never_loaded(own_cache, monkeypatch):
     monkeypatch.setattr(build_module, "_TRIAL", "import os; os.abort()")
     with pytest.raises(BuildError, match="do not run here"):
@@ -81,6 +97,7 @@ def test_kernels_can_be_turned_off_and_a_level_that_is_not_there_is_named(monkey
 
 
 @needs_compiler
+@pytest.mark.usefixtures("one_small_source")
 def test_a_folder_that_others_may_write_in_is_passed_over(own_cache, tmp_path, monkeypatch):
     own_cache.mkdir(parents=True)
     own_cache.chmod(0o777)
@@ -93,9 +110,12 @@ def test_a_folder_that_others_may_write_in_is_passed_over(own_cache, tmp_path, m
 
 @needs_compiler
 def test_without_a_compiler_what_came_with_the_package_is_tried_and_serves(
-    own_cache, tmp_path, monkeypatch, caplog
+    kept, own_cache, tmp_path, monkeypatch, caplog
 ):
     level = usable_levels()[-1]
+    monkeypatch.setattr(
+        build_module, "_compile", lambda _, level, library: shutil.copyfile(kept, library)
+    )
     prebuilt = build_module.prebuild(level, tmp_path / "prebuilt")
     monkeypatch.setattr(build_module, "_PREBUILT", prebuilt.parent)
     monkeypatch.setenv("PATH", "")
