@@ -82,6 +82,7 @@ def rehearse(
 
 
 def _launched(shape: Descriptor, *, num_tokens: int, num_rows: int) -> Descriptor:
+    """A step that is not recorded; of one row, which is then a short prompt."""
     return replace(
         shape,
         mode="eager",
@@ -89,6 +90,7 @@ def _launched(shape: Descriptor, *, num_tokens: int, num_rows: int) -> Descripto
         num_rows=num_rows,
         uniform_query_len=num_tokens if num_rows == 1 else 0,
         max_query_len=num_tokens,
+        max_seq_len=num_tokens if num_rows == 1 else shape.max_seq_len,
     )
 
 

@@ -70,9 +70,10 @@ def load_model(
     checkpoint: Checkpoint,
     *,
     phase: Phase = nullcontext,
+    compiling: Callable[[], object] = lambda: None,
 ) -> Model:
     """Build the model, fill every parameter, choose kernels. phase: times what it surrounds, by
-    name."""
+    name; compiling: called when kernels are about to be asked for."""
     module, name = MODELS[config.model.architecture].split(":")
     with phase("build model"):
         model: Model = getattr(importlib.import_module(module), name)(build, config.model)
@@ -100,6 +101,7 @@ def load_model(
             progress=bar.update,
         )
     with phase("choose kernels"):
+        compiling()
         model.bind()
     return model
 
@@ -158,9 +160,14 @@ class Worker:
         self._is_recorded = False
         self._compilers = contextlib.ExitStack()
         with torch.inference_mode(), self._compilers:
-            self._compilers.enter_context(self.device.compiling())
             others = self._used_bytes()
-            self.model = load_model(config, build, checkpoint, phase=self._phase)
+            self.model = load_model(
+                config,
+                build,
+                checkpoint,
+                phase=self._phase,
+                compiling=lambda: self._compilers.enter_context(self.device.compiling()),
+            )
 
             def assembled(config: EngineConfig) -> Assembled:
                 return assemble(config, self.device, self.model, backend, choose=choose)

@@ -8,6 +8,7 @@ event.
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import os
 import selectors
@@ -41,6 +42,10 @@ from pelton.errors import ConfigError
 _GRACE_SECONDS = 60.0
 """A process that has not ended so long after its deadline is ended: something hangs."""
 _NO_TIME = "not run: the budget is spent"
+_IMPORTS = (
+    "import importlib.util, pelton.bench.suite.child; "
+    "importlib.util.find_spec('triton') and importlib.import_module('triton')"
+)
 # Where compiled kernels are kept: Triton's, those of the CPU's own sources, the driver's.
 _CACHES = ("TRITON_CACHE_DIR", "XDG_CACHE_HOME", "CUDA_CACHE_PATH")
 
@@ -60,12 +65,31 @@ def run(args: EngineArgs, options: SuiteOptions) -> None:
     # So that what is measured is told, and no process is left behind, whoever ends this one.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     print(HEADER, flush=True)
-    for index, (subject, has_start) in enumerate(subjects):
-        now = time.monotonic()
-        share = now + max(0.0, deadline - now) / (len(subjects) - index)
-        with tempfile.TemporaryDirectory(prefix="pelton-suite-") as folder:
-            _Run(subject, args, options, result, share).measure(Path(folder), has_start)
+    with tempfile.TemporaryDirectory(prefix="pelton-bytecode-") as kept:
+        env = dict(os.environ)
+        if any(has_start for _, has_start in subjects):
+            env = _with_bytecode(env, kept)
+        for index, (subject, has_start) in enumerate(subjects):
+            now = time.monotonic()
+            share = now + max(0.0, deadline - now) / (len(subjects) - index)
+            with tempfile.TemporaryDirectory(prefix="pelton-suite-") as folder:
+                _Run(subject, args, options, result, share).measure(Path(folder), env, has_start)
     result.end()
+
+
+def _with_bytecode(env: dict[str, str], folder: str) -> dict[str, str]:
+    """`env`, in which modules are at hand as bytecode, as pip leaves them. Some images have none,
+    and there a start would time Python's compiler, of 1,500 modules of others."""
+    spec = importlib.util.find_spec("torch")
+    assert spec is not None
+    assert spec.origin is not None
+    if Path(importlib.util.cache_from_source(spec.origin)).exists():
+        return env
+    print(f"bytecode  is kept for this suite, since {Path(spec.origin).parent} has none")
+    env = {name: value for name, value in env.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    env["PYTHONPYCACHEPREFIX"] = folder
+    subprocess.run([sys.executable, "-c", _IMPORTS], env=env, check=True)
+    return env
 
 
 class Result:
@@ -143,11 +167,11 @@ class _Run:
         }
         self._args = {**subject.engine, "enable_prefix_caching": False, **values}
 
-    def measure(self, folder: Path, has_start: bool) -> None:
+    def measure(self, folder: Path, env: dict[str, str], has_start: bool) -> None:
+        """folder: for caches of its own; env: of its processes."""
         subject = self._subject
-        env = dict(os.environ)
         if has_start:
-            env |= {name: str(folder / name.lower()) for name in _CACHES}
+            env = env | {name: str(folder / name.lower()) for name in _CACHES}
             cold = self._start(env)
             if subject.start == "first token":
                 self._add_start("start_cold", cold)

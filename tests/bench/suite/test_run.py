@@ -135,3 +135,26 @@ def test_with_an_engine(monkeypatch, tmp_path):
     assert set(context["profiles"]) == {"decode1", "prefill"}
     trace = json.loads((tmp_path / "tiny-decode1.json").read_text())
     assert len(trace["traceEvents"]) > 20
+
+
+def test_where_modules_are_no_bytecode_the_suite_keeps_it(scripted, tmp_path, monkeypatch):
+    """A start would otherwise time Python's compiler."""
+    ran = []
+    monkeypatch.setattr(
+        run.importlib.util, "cache_from_source", lambda path: str(tmp_path / "none.pyc")
+    )
+    monkeypatch.setattr(run.subprocess, "run", lambda command, **options: ran.append(options))
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    started = scripted(ALL)
+    _suite(tmp_path)
+    (once,) = ran
+    for env in (once["env"], *started):
+        assert env["PYTHONPYCACHEPREFIX"] == once["env"]["PYTHONPYCACHEPREFIX"]
+        assert "PYTHONDONTWRITEBYTECODE" not in env
+
+
+def test_bytecode_that_is_there_is_used(scripted, tmp_path, monkeypatch):
+    monkeypatch.setattr(run.importlib.util, "cache_from_source", lambda path: __file__)
+    started = scripted(ALL)
+    _suite(tmp_path)
+    assert not any("PYTHONPYCACHEPREFIX" in env for env in started)
