@@ -121,7 +121,9 @@ class ServerApi:
             except (OSError, http.client.HTTPException) as error:
                 raise EngineError(f"{self._url} does not answer: {reason_of(error)}.") from None
             if response.status != 200:
-                raise _refusal(response.status, text)
+                raise _refusal(
+                    response.status, text, self._url.rstrip("/").removesuffix("/v1") + path
+                )
             yield response
 
 
@@ -197,12 +199,13 @@ async def _as_task(awaitable: Any) -> Any:
     return await awaitable
 
 
-def _refusal(status: int, text: bytes) -> RequestError | EngineError:
+def _refusal(status: int, text: bytes, url: str) -> RequestError | EngineError:
     try:
         message = _message(json.loads(text), "")
     except ValueError:
         message = ""
-    return _refused(status, message or f"the server answered with status {status}.")
+    otherwise = f"{url} answered with status {status}, and not as servers of OpenAI's API do."
+    return _refused(status, message or otherwise)
 
 
 def _refused(status: int, message: str) -> RequestError | EngineError:

@@ -1,5 +1,6 @@
-"""The tables of flags in docs/cli, made of the commands' parsers: `python -m pelton.cli.reference
-docs/cli` writes them anew between the marks in each page, and a test says when they are old."""
+"""The tables of flags in docs/cli, made of the commands' parsers: `python -m pelton.cli.reference`
+writes them anew between the marks in each page (scripts/lint does), and a test says when they are
+old."""
 
 from __future__ import annotations
 
@@ -85,4 +86,4 @@ def main(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1] if len(sys.argv) > 1 else "docs/cli")

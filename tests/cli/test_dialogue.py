@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.server
 import json
 import os
 import pty
@@ -11,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,10 +23,11 @@ from support.processes import ServeProcess, chat_model, serving
 
 from pelton.cli import chat as cli_chat
 from pelton.cli import generate as cli_generate
+from pelton.cli.api import ServerApi
 from pelton.cli.chat import Chat
 from pelton.cli.complete import Completing
 from pelton.cli.dialogue import _assignments
-from pelton.errors import RequestError
+from pelton.errors import EngineError, RequestError
 
 KEY = "sk-chat"
 COMMAND = [sys.executable, "-m", "pelton.cli.main"]
@@ -232,6 +235,14 @@ def test_one_answer_of_a_server(server: ServeProcess) -> None:
     nobody = run("chat", "-q", "x", "--url", "http://127.0.0.1:9")
     assert nobody.returncode == 1
     assert "http://127.0.0.1:9 does not answer: Connection refused." in nobody.stderr
+
+
+def test_a_server_of_another_kind() -> None:
+    with http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as other:
+        threading.Thread(target=other.handle_request).start()
+        url = f"http://127.0.0.1:{other.server_port}"
+        with pytest.raises(EngineError, match=f"^{url}/v1/models answered with status 501, and"):
+            ServerApi(f"{url}/v1/", None, None)
 
 
 def test_lines_from_a_pipe(server: ServeProcess) -> None:
