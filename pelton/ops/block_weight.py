@@ -9,6 +9,7 @@ import torch
 
 from pelton.device.native.forms import FORMS
 from pelton.device.native.library import MAX_RUNS, BlockArgs, BlockRun, loaded
+from pelton.device.native.memory import weight_memory
 
 LANES = 16
 """Features of a panel."""
@@ -39,10 +40,7 @@ class BlockWeight:
             -(-run.num_rows // LANES) * panel_bytes(FORMS.index(run.form), num_columns)
             for run in runs
         ]
-        # Where a line begins decides how many cache lines it touches.
-        memory = torch.zeros(sum(sizes) + 64, dtype=torch.uint8)
-        memory = memory[-memory.data_ptr() % 64 :][: sum(sizes)]
-        self._parts = torch.split(memory, sizes)
+        self._parts = torch.split(weight_memory(sum(sizes)), sizes)
 
     @property
     def nbytes(self) -> int:

@@ -9,6 +9,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from pelton.device.native.calls import call
 from pelton.device.native.library import BlockArgs, LinearArgs, library, loaded
+from pelton.device.native.memory import weight_memory
 from pelton.ops.block_weight import BlockWeight
 from pelton.ops.product import NO_BLOCKS, ProductSignature
 
@@ -56,10 +57,7 @@ def _pack(weight: torch.Tensor) -> torch.Tensor:
     found = loaded()
     num_features, num_columns = weight.shape
     size = -(-num_features // _LANES) * _LANES * -(-num_columns // K_UNIT) * K_UNIT
-    # Where a line begins decides how many cache lines it touches.
-    memory = torch.empty(size + 32, dtype=weight.dtype)
-    shift = -memory.data_ptr() % 64 // weight.element_size()
-    target = memory[shift : shift + size]
+    target = weight_memory(size * weight.element_size()).view(weight.dtype)
     if weight.stride(1) != 1:
         weight = weight.contiguous()
     pack = found.functions.pelton_pack_bf16

@@ -53,8 +53,6 @@
 /* Bytes of a weight that lie as bfloat16 at one time: what the second-level cache holds, or, where
    many rows make the weight's way short beside theirs, more. */
 #define DENSE_BYTES(num_rows) ((num_rows) <= 128 ? 1024 * 1024 : 4 * 1024 * 1024)
-/* Of a weight that are asked for before they are read. */
-#define MOST_BYTES_AHEAD 16384
 /* Rows of x that each thread had better quantise for itself than wait for the others. */
 #define ROWS_PER_PART 8
 
@@ -134,9 +132,11 @@ INLINE int64_t file_bytes(int form) {
 
 INLINE int file_columns(int form) { return is_super(form) ? 256 : BLOCK; }
 
-int64_t pelton_panel_bytes(int form, int64_t k) {
-    return codes_start(form, k / BLOCK) + k / BLOCK * code_bytes(form);
+INLINE int64_t panel_bytes(int form, int64_t num_blocks) {
+    return codes_start(form, num_blocks) + num_blocks * code_bytes(form);
 }
+
+int64_t pelton_panel_bytes(int form, int64_t k) { return panel_bytes(form, k / BLOCK); }
 
 /* The panel by its number, and its form. */
 INLINE const uint8_t *panel_of(const block_args *args, int64_t panel, int *form) {
@@ -144,7 +144,7 @@ INLINE const uint8_t *panel_of(const block_args *args, int64_t panel, int *form)
     for (; panel >= run->num_panels; run++)
         panel -= run->num_panels;
     *form = (int)run->form;
-    return run->panels + panel * pelton_panel_bytes(*form, args->linear.num_columns);
+    return run->panels + panel * panel_bytes(*form, args->linear.num_columns / BLOCK);
 }
 
 /* ---- numbers ---- */
@@ -474,16 +474,31 @@ static inline v16u wider(v16u a, v16u b) {
     return (a & is_more) | (b & ~is_more);
 }
 
-static uint32_t largest(v16u value) {
+static inline uint32_t largest(v16u value) {
+#ifdef __AVX512F__
+    return _mm512_reduce_max_epu32((__m512i)value);
+#else
     uint32_t lanes[LANES];
     memcpy(lanes, &value, sizeof lanes);
     for (int width = LANES / 2; width > 0; width /= 2)
         for (int i = 0; i < width; i++)
             lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
     return lanes[0];
+#endif
 }
 
-static void quantise_block(v16f low, v16f high, x_block *to) {
+static inline int32_t sum_of(v16i value) {
+#ifdef __AVX512F__
+    return _mm512_reduce_add_epi32((__m512i)value);
+#else
+    int32_t sum = 0;
+    for (int i = 0; i < LANES; i++)
+        sum += value[i];
+    return sum;
+#endif
+}
+
+INLINE void quantise_block(v16f low, v16f high, x_block *to) {
     /* Magnitudes as integers, so that infinity and NaN are the largest. */
     uint32_t bits = largest(wider((v16u)low & 0x7fffffff, (v16u)high & 0x7fffffff));
     float most;
@@ -499,13 +514,9 @@ static void quantise_block(v16f low, v16f high, x_block *to) {
     v16i second = (v16i)fused(high, factor, magic) - (v16i)magic;
     v16c bytes[2] = {__builtin_convertvector(first, v16c), __builtin_convertvector(second, v16c)};
     memcpy(to->codes, bytes, sizeof bytes);
-    int32_t sums[2] = {0, 0}, lanes[2][LANES];
-    memcpy(lanes[0], &first, sizeof first), memcpy(lanes[1], &second, sizeof second);
-    for (int i = 0; i < LANES; i++)
-        sums[0] += lanes[0][i], sums[1] += lanes[1][i];
     to->scale = most / 127;
-    to->sums[0] = sums[0], to->sums[1] = sums[1];
-    to->scaled_sum = to->scale * (float)(sums[0] + sums[1]);
+    to->sums[0] = sum_of(first), to->sums[1] = sum_of(second);
+    to->scaled_sum = to->scale * (float)(to->sums[0] + to->sums[1]);
 }
 
 INLINE v16f load_x(int dtype, const void *from, int64_t at) {
@@ -614,23 +625,17 @@ static const panel_function panel_functions[NUM_FORMS][4] = {
 #undef NAME
 };
 
-static void panel_rows(const job *j, int64_t panel, int64_t next, const x_block *x, int num_rows,
-                       v16f *sums) {
-    int form, next_form;
-    const uint8_t *at = panel_of(j->args, panel, &form);
-    const uint8_t *ahead = next < j->num_panels ? panel_of(j->args, next, &next_form) : at;
+static void panel_rows(int form, const uint8_t *panel, const uint8_t *next, const x_block *x,
+                       int64_t num_blocks, int num_rows, v16f *sums) {
     for (int size = MOST_ROWS, step = 0, row = 0; row < num_rows; size /= 2, step++)
         for (; num_rows - row >= size; row += size)
-            panel_functions[form][step](at, ahead, x + row * j->num_blocks, j->num_blocks, sums + row);
+            panel_functions[form][step](panel, next, x + row * num_blocks, num_blocks, sums + row);
 }
 
-/* Has a panel come from memory while something else is done. */
-static void fetch_panel(const job *j, int64_t panel) {
-    int form;
-    const uint8_t *at = panel_of(j->args, panel, &form);
-    int64_t bytes = pelton_panel_bytes(form, j->args->linear.num_columns);
-    for (int64_t line = 0; line < bytes && line < MOST_BYTES_AHEAD; line += 64)
-        __builtin_prefetch(at + line);
+/* Has what is multiplied first come from memory while something else is done. */
+INLINE void fetch(const uint8_t *from, int64_t bytes) {
+    for (int64_t line = 0; line < bytes; line += 64)
+        __builtin_prefetch(from + line);
 }
 
 static __attribute__((noinline)) void finish(const job *j, draw *draws, int64_t row, int64_t pair,
@@ -638,24 +643,32 @@ static __attribute__((noinline)) void finish(const job *j, draw *draws, int64_t 
     finish_pair(&j->args->linear, j->num_panels, draws, row, pair, *first, *second);
 }
 
+/* ahead: what is read after the last of these pairs. */
 static void multiply(const job *j, draw *draws, const x_block *x, int64_t first_pair,
-                     int64_t last_pair) {
+                     int64_t last_pair, const uint8_t *ahead) {
     const linear_args *a = &j->args->linear;
-    int is_gated = a->activation != NO_ACTIVATION;
+    int is_gated = a->activation != NO_ACTIVATION, form, right_form, next_form = 0;
     v16f left_sums[MOST_ROWS], right_sums[MOST_ROWS];
     memset(right_sums, 0, sizeof right_sums);
+    const uint8_t *left = panel_of(j->args, is_gated ? first_pair : 2 * first_pair, &form);
     for (int64_t pair = first_pair; pair < last_pair; pair++) {
-        int64_t left = is_gated ? pair : 2 * pair;
-        int64_t right = is_gated ? pair + j->num_panels / 2 : 2 * pair + 1;
+        int64_t right_panel = is_gated ? pair + j->num_panels / 2 : 2 * pair + 1;
+        const uint8_t *right = NULL, *next = ahead;
+        if (right_panel < j->num_panels)
+            right = panel_of(j->args, right_panel, &right_form);
+        if (pair + 1 < last_pair)
+            next = panel_of(j->args, is_gated ? pair + 1 : 2 * pair + 2, &next_form);
         for (int64_t row = 0; row < a->num_rows; row += MOST_ROWS) {
             int count = a->num_rows - row < MOST_ROWS ? (int)(a->num_rows - row) : MOST_ROWS;
-            panel_rows(j, left, right, x + row * j->num_blocks, count, left_sums);
-            if (right < j->num_panels)
-                panel_rows(j, right, is_gated ? left + 1 : right + 1, x + row * j->num_blocks, count,
-                           right_sums);
+            const x_block *rows = x + row * j->num_blocks;
+            panel_rows(form, left, right ? right : next, rows, j->num_blocks, count, left_sums);
+            if (right)
+                panel_rows(right_form, right, next, rows, j->num_blocks, count, right_sums);
             for (int r = 0; r < count; r++)
                 finish(j, draws, row + r, pair, &left_sums[r], &right_sums[r]);
         }
+        left = next;
+        form = next_form;
     }
 }
 
@@ -671,13 +684,18 @@ static void multiply_part(void *argument, int part, int parts) {
     x_block *x = j->x;
     long first, last;
     pelton_share(j->num_pairs, part, parts, &first, &last);
-    if (first < last)
-        fetch_panel(j, j->args->linear.activation != NO_ACTIVATION ? first : 2 * first);
+    if (first == last)
+        return;
+    int form;
+    int64_t first_panel = j->args->linear.activation != NO_ACTIVATION ? first : 2 * first;
+    const uint8_t *panel = panel_of(j->args, first_panel, &form);
+    fetch(panel, panel_bytes(form, j->num_blocks));
     if (j->is_copy_per_part) {
         x += part * j->args->linear.num_rows * j->num_blocks;
         quantise_rows(j, x, 0, j->args->linear.num_rows);
     }
-    multiply(j, j->draws ? j->draws + part * j->args->linear.num_rows : NULL, x, first, last);
+    multiply(j, j->draws ? j->draws + part * j->args->linear.num_rows : NULL, x, first, last,
+             share_ahead(&j->args->linear, part, parts, panel));
 }
 
 /* ---- many rows, by way of bfloat16 ---- */

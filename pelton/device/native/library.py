@@ -36,6 +36,8 @@ class LinearArgs(ctypes.Structure):
         ("num_features", _INT64),
         ("x_stride", _INT64),
         ("out_stride", _INT64),
+        ("ahead", _POINTER),
+        ("ahead_bytes", _INT64),
     )
 
 

@@ -18,7 +18,18 @@ typedef struct {
     int32_t dtype, mode, activation, use_amx;
     int64_t num_rows, num_columns, num_features; /* T, K, N */
     int64_t x_stride, out_stride;                /* elements between rows */
+    /* What the next product reads: so many bytes, of which each part has a share, in order. Fetched
+       while the last of this one is multiplied. NULL: nobody knows. */
+    const void *ahead;
+    int64_t ahead_bytes;
 } linear_args;
+
+/* Where a part's share of what comes next begins; `own` if nobody knows. */
+static inline const void *share_ahead(const linear_args *a, int part, int parts, const void *own) {
+    if (!a->ahead)
+        return own;
+    return (const char *)a->ahead + a->ahead_bytes * part / parts / 64 * 64;
+}
 
 /* 0, or 1 if memory is short. */
 int pelton_linear(const linear_args *args);

@@ -21,13 +21,19 @@ static int num_threads = 1;
 static int num_started = 1;
 static pthread_mutex_t call_lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* A region's parts are claimed one by one, by whoever comes first. So the caller never waits for a
-   thread that has not begun, be it asleep or without a core, only for parts under way: when another
+/* A region's parts are claimed one by one. A thread takes its own part first, so that it mostly reads
+   the same share of a weight in every step, and then whatever nobody has begun. So the caller never
+   waits for a thread that is asleep or without a core, only for parts under way: when another
    process takes a core, a region takes as much longer as there is less to run on.
 
-   claim: number of the region << 32 | parts << 16 | next part. Task and argument are written before
-   it, and stay while any claimed part has not ended. */
-static _Atomic uint64_t claim;
+   region: its number << 16 | its parts. Task and argument are written before it, and stay while any
+   claimed part has not ended. A part is claimed by writing the region's number into its claim, so
+   one that comes late, with the number of a region that has ended, finds nothing left. */
+static _Atomic uint64_t region;
+static struct {
+    _Atomic uint64_t region;
+    char apart[64 - sizeof(uint64_t)]; /* one cache line each */
+} claims[MAX_THREADS];
 static pelton_task current_task;
 static void *current_argument;
 static _Atomic uint32_t epoch;      /* one more for every region; what sleeping workers look at */
@@ -73,27 +79,26 @@ static int spin_while(_Atomic uint32_t *word, uint32_t value) {
     return 0;
 }
 
-/* Runs parts of the region under way until all are claimed. */
-static void work_on(void) {
-    uint64_t seen = atomic_load(&claim);
-    for (;;) {
-        uint32_t parts = seen >> 16 & 0xffff, part = seen & 0xffff;
-        if (part >= parts)
-            return;
-        if (!atomic_compare_exchange_weak(&claim, &seen, seen + 1))
+/* Runs parts of the region under way until all are claimed, part `own` first. */
+static void work_on(uint32_t own) {
+    uint64_t seen = atomic_load(&region), number = seen >> 16;
+    uint32_t parts = seen & 0xffff;
+    for (uint32_t i = 0; i < parts; i++) {
+        uint32_t part = (own + i) % parts;
+        uint64_t before = atomic_load(&claims[part].region);
+        if (before >= number || !atomic_compare_exchange_strong(&claims[part].region, &before, number))
             continue;
         current_task(current_argument, (int)part, (int)parts);
         if (atomic_fetch_add(&num_done, 1) + 1 == parts && atomic_load(&is_waiting))
             futex_wake(&num_done, 1);
-        seen = atomic_load(&claim);
     }
 }
 
 static void *work(void *argument) {
-    (void)argument;
+    uint32_t own = (uint32_t)(uintptr_t)argument;
     for (;;) {
         uint32_t seen = atomic_load(&epoch);
-        work_on();
+        work_on(own);
         if (!spin_while(&epoch, seen)) {
             atomic_fetch_add(&num_asleep, 1);
             while (atomic_load(&epoch) == seen)
@@ -113,11 +118,11 @@ void pelton_run(pelton_task task, void *argument) {
     current_task = task;
     current_argument = argument;
     atomic_store(&num_done, 0);
-    atomic_store(&claim, (uint64_t)(atomic_load(&epoch) + 1) << 32 | (uint64_t)parts << 16);
+    atomic_store(&region, ((atomic_load(&region) >> 16) + 1) << 16 | parts);
     atomic_fetch_add(&epoch, 1);
     if (atomic_load(&num_asleep))
         futex_wake(&epoch, INT_MAX);
-    work_on();
+    work_on(0);
     while ((done = atomic_load(&num_done)) != parts) {
         if (!spin_while(&num_done, done)) {
             atomic_store(&is_waiting, 1);
@@ -154,7 +159,7 @@ int pelton_set_num_threads(int count) {
     }
     while (num_started < count) {
         pthread_t thread;
-        if (pthread_create(&thread, NULL, work, NULL))
+        if (pthread_create(&thread, NULL, work, (void *)(uintptr_t)num_started))
             break;
         pthread_detach(thread);
         num_started++;

@@ -21,6 +21,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pelton.device.native.ahead import tell_products
 from pelton.device.native.calls import recording
 from pelton.device.native.library import Library
 from pelton.device.timeline import Timeline, current, name_of
@@ -108,6 +109,7 @@ class Segment:
 
     def close(self) -> None:
         """No more calls."""
+        tell_products(self._args)
         self._calls = (_KernelCall * len(self))(
             *(
                 _KernelCall(ctypes.cast(function, ctypes.c_void_p), ctypes.addressof(args))
