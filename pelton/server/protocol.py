@@ -243,9 +243,10 @@ class TokenizeBody(Struct, kw_only=True, forbid_unknown_fields=True):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
-    add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
+    # As ChatBody has them (structs have one base), of which a test sees to it.
+    messages: Messages | None = None
+    add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     documents: list[dict[str, Any]] | None = None

@@ -7,17 +7,26 @@ import json
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from support.scripted_engine import echo_script, engine_of, scripted_llm, text_script
 from support.serving import run, served
 
 from pelton.messages.from_engine import Fault
 from pelton.messages.to_engine import AddRequest
+from pelton.server.protocol import ChatBody, TokenizeBody
 from pelton.tokens import template_sandbox
 
 TEXT = "A turbine turns water into light. 😊 DEFGHIJ, and so on."
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
+TEMPLATE_FIELDS = {
+    "add_generation_prompt",
+    "continue_final_message",
+    "documents",
+    "chat_template",
+    "chat_template_kwargs",
+}
 HELLO = [{"role": "user", "content": "Hello"}]
 
 
@@ -376,6 +385,20 @@ def test_browsers_of_other_origins_are_let_in_only_if_named() -> None:
             assert "origin is not allowed" in response.json()["error"]["message"]
 
     run(main)
+
+
+def test_what_is_rendered_for_a_chat_can_be_tokenized() -> None:
+    """Fields that both bodies have are the same ones; and all that the template sees is in both."""
+    chat, tokenize = (
+        {field.name: field for field in msgspec.structs.fields(kind)}
+        for kind in (ChatBody, TokenizeBody)
+    )
+    shared = set(chat) & set(tokenize)
+    assert shared == {"model", "messages", "add_special_tokens", *TEMPLATE_FIELDS}
+    for name in shared - {"messages"}:
+        assert chat[name].type == tokenize[name].type, name
+        assert chat[name].default == tokenize[name].default, name
+    assert tokenize["messages"].type == chat["messages"].type | None
 
 
 def test_a_history_with_tool_calls() -> None:
