@@ -188,9 +188,11 @@ class Dialogue:
     def run(self) -> int:
         """Until /quit, the input's end (Ctrl-D), or a second Ctrl-C. Returns the exit code: 130
         after Ctrl-C, 0 for people, and for a script 1 or 2 if one of its lines had no answer."""
-        tell(
-            f"Talking to {self.api.model}. /help lists commands, {_BLOCK} begins and ends a block."
-        )
+        if sys.stdin.isatty():
+            tell(
+                f"Talking to {self.api.model}. /help lists commands, {_BLOCK} begins and ends a "
+                "block."
+            )
         _set_up_history()
         num_interrupts = code = 0
         while True:

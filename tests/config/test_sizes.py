@@ -29,6 +29,7 @@ from pelton.errors import ConfigError
         ("4g", "bytes", 4 * 10**9),
         ("4 GiB", "bytes", 4 * 2**30),
         ("4gib", "bytes", 4 * 2**30),
+        ("4Gi", "bytes", 4 * 2**30),
         ("4GB", "bytes", 4 * 10**9),
         ("512MiB", "bytes", 2**29),
         ("1.5T", "bytes", 3 * 2**39),
@@ -43,7 +44,13 @@ def test_what_is_taken(text: str, unit: str, number: int) -> None:
     ("text", "unit"),
     [
         *(("", "tokens"), ("k", "tokens"), ("-1", "tokens"), ("1e5", "tokens"), ("0x10", "tokens")),
-        *(("32,768", "tokens"), ("4GiB", "tokens"), ("5B", "tokens"), ("auto", "tokens")),
+        *(
+            ("32,768", "tokens"),
+            ("4GiB", "tokens"),
+            ("4Gi", "tokens"),
+            ("5B", "tokens"),
+            ("auto", "tokens"),
+        ),
         *(("4x", "bytes"), ("4kk", "bytes"), ("4GG", "bytes"), ("4iB", "bytes"), ("٣k", "bytes")),
     ],
 )
