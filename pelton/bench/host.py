@@ -120,8 +120,7 @@ class _Engine:
     def step(self) -> int:
         """Returns how many rows got a token."""
         updates = self.loop.step()
-        for update, rows in updates:
-            self.opened.take(update, rows)
+        self.opened.take(updates)
         return len(updates)
 
     def decode_steps(

@@ -181,7 +181,8 @@ class Scheduler:
         self._finished_refs: list[SlotRef] = []
         self._preempted_refs: list[SlotRef] = []
 
-        self._in_flight: deque[StepPlan] = deque()
+        self._in_flight: deque[tuple[StepPlan, list[Request]]] = deque()
+        """Launched plans, and whose rows they have."""
         self._num_steps = 0
         self._num_scheduled_tokens = 0
         self._step_sizes = StepSizes()
@@ -302,15 +303,16 @@ class Scheduler:
             self._schedule_waiting(draft)
         if not draft.requests:
             return None
+        state_saves = self._kv.checkpoint(draft.requests)
         plan = draft.to_plan(self._num_steps, self._finished_refs, self._preempted_refs)
-        plan.state_saves = self._kv.checkpoint(draft.requests)
+        plan.state_saves = state_saves
         plan.offloads = self._kv.host.take_orders()
         self._finished_refs, self._preempted_refs = [], []
         self._num_steps += 1
         num_tokens = self._max_num_batched_tokens - draft.budget
         self._num_scheduled_tokens += num_tokens
         self._step_sizes.add(num_tokens)
-        self._in_flight.append(plan)
+        self._in_flight.append((plan, draft.requests))
         for request in draft.drained:
             self._drain(request)
         return plan
@@ -432,16 +434,14 @@ class Scheduler:
         """
         if result.step != plan.step:
             raise IntegrityError(f"Step {plan.step} was given the result of step {result.step}.")
-        self._take_from_flight(plan)
+        requests = self._take_from_flight(plan)
         updates = []
         num_plain = 0
-        by_ref = self._by_ref
         rows = self._rows_of(plan, result)
-        for row, (ref, count, token_ids, may_be_plain) in enumerate(
-            zip(plan.refs, rows.counts, rows.token_ids, rows.may_be_plain, strict=True)
+        for row, (request, ref, count, token_ids, may_be_plain) in enumerate(
+            zip(requests, plan.refs, rows.counts, rows.token_ids, rows.may_be_plain, strict=True)
         ):
-            request = by_ref.get(ref)
-            if request is None:
+            if request.ref != ref:
                 continue  # that life of the request is over
             num_tokens = request.num_tokens
             num_confirmed = request.num_confirmed_tokens + count
@@ -623,9 +623,12 @@ class Scheduler:
         Nobody knows which copies to and from host pages it has made. So none of the pages are
         trusted, nor is a row that was restored from them in a step that has not ended.
         """
-        self._take_from_flight(plan)
-        requests = [self._by_ref[ref] for ref in plan.refs if ref in self._by_ref]
-        updates = [self._fail(request, fault) for request in requests]
+        requests = self._take_from_flight(plan)
+        updates = [
+            self._fail(request, fault)
+            for request, ref in zip(requests, plan.refs, strict=True)
+            if request.ref == ref
+        ]
         for request in list(self._requests.values()):
             if request.saved is not None:
                 self._kv.forget_saved(request)
@@ -633,11 +636,12 @@ class Scheduler:
                     self._preempt(request, is_trusted=False)
         return updates
 
-    def _take_from_flight(self, plan: StepPlan) -> None:
-        if not self._in_flight or self._in_flight[0].step != plan.step:
-            steps = [launched.step for launched in self._in_flight]
+    def _take_from_flight(self, plan: StepPlan) -> list[Request]:
+        """Whose rows the plan has."""
+        if not self._in_flight or self._in_flight[0][0].step != plan.step:
+            steps = [launched.step for launched, _ in self._in_flight]
             raise IntegrityError(f"The result of step {plan.step} is out of turn; due are {steps}.")
-        self._in_flight.popleft()
+        return self._in_flight.popleft()[1]
 
     def _fail(self, request: Request, fault: Exception) -> RequestUpdate:
         request.error = fault
@@ -721,7 +725,7 @@ class Scheduler:
     def _check_counts(self, request: Request) -> None:
         """The counts of a live request equal those of its rows in flight."""
         num_tokens = num_placeholders = num_steps = 0
-        for plan in self._in_flight:
+        for plan, _ in self._in_flight:
             for row, ref in enumerate(plan.refs):
                 if ref == request.ref:
                     num_tokens += int(plan.num_scheduled_tokens[row])
@@ -839,6 +843,7 @@ class _Draft:
             if (counts[1:] < counts[:-1]).any():
                 order = np.argsort(counts, kind="stable")
                 refs = [refs[i] for i in order.tolist()]
+                self.requests = [self.requests[i] for i in order.tolist()]
                 counts, num_drafts = counts[order], num_drafts[order]
                 bounds, samples = bounds[order], samples[order]
         return StepPlan(

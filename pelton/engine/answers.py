@@ -19,6 +19,8 @@ class Answer:
     can share one.
 
     is_finished: whether a delta with a finish_reason has been given out.
+    needs_every_step: whether what a step yields must be taken before the next one: a stop string
+        may end it there, or log-probabilities come along.
     prompt_logprobs: see RequestOutput; there with the first token, if asked for.
     """
 
@@ -30,6 +32,7 @@ class Answer:
         self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self._tokenizer = tokenizer
         self._asks_logprobs = params.logprobs is not None
+        self.needs_every_step = self._asks_logprobs or bool(params.stop_strings)
         self._text: OutputText | None = None
         if params.detokenize and tokenizer is not None:
             self._text = OutputText(

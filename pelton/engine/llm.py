@@ -262,20 +262,16 @@ class LLM:
             unit="prompt",
             dynamic_ncols=True,
         )
-        num_tokens, started = 0, time.perf_counter()
+        started, num_before = time.perf_counter(), self.stats.num_generated_tokens
         try:
             while self._open:
                 interrupts.check()
-                for update, rows in self._loop.step():
-                    output = self._open.take(update, rows)
-                    if output is None:
-                        continue
-                    num_tokens += len(update.new_token_ids)
-                    if output.finished:
-                        outputs[places[output.request_id]] = output
-                        bar.update()
-                        rate = num_tokens / (time.perf_counter() - started)
-                        bar.set_postfix_str(f"{rate:.1f} output tokens/s", refresh=False)
+                for output in self._open.take(self._loop.step()):
+                    outputs[places[output.request_id]] = output
+                    bar.update()
+                    num_tokens = self.stats.num_generated_tokens - num_before
+                    rate = num_tokens / (time.perf_counter() - started)
+                    bar.set_postfix_str(f"{rate:.1f} output tokens/s", refresh=False)
         finally:
             bar.close()
 

@@ -49,8 +49,7 @@ class Rig:
         return self.open.open(Request(name, prompt, params), None)
 
     def step(self) -> None:
-        for update, rows in self.loop.step():
-            self.open.take(update, rows)
+        self.open.take(self.loop.step())
 
     def run(self) -> None:
         while self.open or self.loop.has_work():
@@ -202,6 +201,28 @@ def test_abort_after_any_step(device):
         rig.run()
         assert tokens_of(witness) == plain(PROMPTS[3], 2, 4, 8)
     assert was_finished
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 3, 30, 40, 70])
+def test_what_is_held_back_is_shown_in_the_end(num_steps):
+    """Tokens are noted, and shown some at a time; an abort, an error or the end loses none."""
+    rig = Rig(max_model_len=120, max_num_seqs=3)
+    params = seeded(90, seed=4)
+    requests = [Request(name, PROMPTS[3], params) for name in "abc"]
+    outputs = [rig.open.open(request, None) for request in requests]
+    full = plain(PROMPTS[3], 1, 4, 90)[0]
+    for _ in range(num_steps):
+        rig.step()
+    (aborted,), count = outputs[0].outputs, requests[0].num_output_tokens
+    assert rig.open.abort("a")
+    assert (aborted.token_ids, aborted.finish_reason) == (full[:count], "abort")
+    poison(rig, "b")
+    rig.step()
+    (failed,), count = outputs[1].outputs, requests[1].num_output_tokens
+    assert (failed.token_ids, failed.finish_reason) == (full[:count], "error")
+    del rig.engine.worker._assembled.runner._head._sample
+    rig.run()
+    assert tokens_of(outputs[2]) == [full]
 
 
 NGRAM = SpeculationConfig(
