@@ -493,6 +493,29 @@ def test_few_queries_have_the_bits_of_many(dtype, window):
 
 
 @needs_library
+@pytest.mark.parametrize("options", [{}, {"softcap": 1.5, "has_sinks": True}])
+@pytest.mark.parametrize("window", [None, 1, 40, 300])
+@pytest.mark.parametrize(
+    ("heads", "head_dim", "block_size"),
+    [((9, 3), 64, 16), ((6, 2), 96, 5), ((20, 1), 32, 32), ((24, 8), 128, 16)],
+)
+def test_short_rows_in_bfloat16(heads, head_dim, block_size, window, options):
+    """Around the edges of tiles and chunks of keys, one token or a few. What nobody sees is NaN."""
+    generator = torch.Generator().manual_seed(18)
+    lens = [(1, 1), (1, 16), (1, 33), (3, 31), (1, 63), (1, 257), (7, 262), (2, 2), (1, 520)]
+    dtype = torch.bfloat16
+    rows = [random_row(generator, q, n, heads, head_dim, dtype) for q, n in lens]
+    signature = replace(signature_of(heads, head_dim, dtype, window), **options)
+    sinks = torch.randn(heads[0], generator=generator) if signature.has_sinks else None
+    batch = Batch(rows, signature, math.nan, block_size=block_size, num_padding=2, sinks=sinks)
+    lse = torch.full((len(batch.query), heads[0]), torch.nan)
+    out, (expected, expected_lse) = batch.run("native", lse), batch.exact()
+    assert np.abs(out[:-2].double().numpy() - expected).max() <= TOLERANCE[dtype] / 2
+    np.testing.assert_allclose(lse[:-2].numpy(), expected_lse, rtol=0, atol=1e-4)
+    assert (out[-2:] == 0).all()
+
+
+@needs_library
 @pytest.mark.parametrize("window", [None, 150])
 def test_a_long_rows_token_does_not_see_its_neighbours(window):
     """The same bits with any number of threads, at other places of a piece, and among others."""

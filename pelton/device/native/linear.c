@@ -237,51 +237,35 @@ static inline void panels_of(const job *j, int64_t pair, int64_t *left, int64_t 
 
 #ifdef __AMX_BF16__
 
-/* finish_pair for `count` rows whose sums lie in four tiles: for whole panels two conversions in
-   one, since what a pair of panels costs here is about what its products cost. */
-static inline __attribute__((always_inline)) void
-finish_rows(const job *j, int64_t row, int64_t count, int64_t pair, float (*sums)[LANES][LANES],
-            int activation, int mode) {
-    int64_t left = activation ? pair : 2 * pair, stride = j->a.out_stride;
-    int64_t right = activation ? pair + j->num_panels / 2 : 2 * pair + 1;
-    v16f left_bias = {0}, right_bias = {0};
-    if (j->a.bias) {
-        left_bias = load_f32(j->a.bias + left * LANES);
-        right_bias = load_f32(j->a.bias + right * LANES);
-    }
-    bf16 *out = (bf16 *)j->a.out + row * stride + left * LANES;
-    for (int64_t i = 0; i < count; i++, out += stride) {
-        v16f first = load_f32(sums[i / 16 * 2][i % 16]) + left_bias;
-        v16f second = load_f32(sums[i / 16 * 2 + 1][i % 16]) + right_bias;
-        if (activation) {
-            store_bf16(out, activated(activation, first, second));
-            continue;
-        }
-        if (mode == ADD) {
-            first += load_bf16(out);
-            second += load_bf16(out + LANES);
-        }
-        __m512bh both = _mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
-        memcpy(out, &both, sizeof both);
-    }
-}
+/* Rows row..row + count of a pair of panels, whose sums lie in tiles [2 of rows][2 panels]. */
+typedef struct {
+    int64_t row, count, pair;
+    float (*sums)[LANES][LANES];
+} rows_done;
 
-static void finish_tiles(const job *j, int64_t row, int64_t count, int64_t pair,
-                         float (*sums)[LANES][LANES]) {
-    int is_whole = j->a.activation || (2 * pair + 2) * LANES <= j->a.num_features;
-    is_whole = is_whole && !j->draws;
-    if (!is_whole)
-        for (int64_t i = 0; i < count; i++)
-            finish_pair(&j->a, j->num_panels, j->draws, row + i, pair, load_f32(sums[i / 16 * 2][i % 16]),
-                        load_f32(sums[i / 16 * 2 + 1][i % 16]));
-    else if (j->a.activation == SILU_MUL)
-        finish_rows(j, row, count, pair, sums, SILU_MUL, STORE);
-    else if (j->a.activation == GELU_TANH_MUL)
-        finish_rows(j, row, count, pair, sums, GELU_TANH_MUL, STORE);
-    else if (j->a.mode == ADD)
-        finish_rows(j, row, count, pair, sums, NO_ACTIVATION, ADD);
-    else
-        finish_rows(j, row, count, pair, sums, NO_ACTIVATION, STORE);
+/* finish_pair for row `i` of a whole pair: two conversions in one, since what a pair of panels costs
+   here is about what its products cost. */
+static inline __attribute__((always_inline)) void
+finish_row(const job *j, const rows_done *d, int64_t i, int activation, int mode) {
+    int64_t left = activation ? d->pair : 2 * d->pair;
+    v16f first = load_f32(d->sums[i / 16 * 2][i % 16]);
+    v16f second = load_f32(d->sums[i / 16 * 2 + 1][i % 16]);
+    if (j->a.bias) {
+        int64_t right = activation ? d->pair + j->num_panels / 2 : left + 1;
+        first += load_f32(j->a.bias + left * LANES);
+        second += load_f32(j->a.bias + right * LANES);
+    }
+    bf16 *out = (bf16 *)j->a.out + (d->row + i) * j->a.out_stride + left * LANES;
+    if (activation) {
+        store_bf16(out, activated(activation, first, second));
+        return;
+    }
+    if (mode == ADD) {
+        first += load_bf16(out);
+        second += load_bf16(out + LANES);
+    }
+    __m512bh both = _mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
+    memcpy(out, &both, sizeof both);
 }
 
 /* The lines of `out` that a pair of panels will fill: a row apart, so no hardware sees them come. */
@@ -294,61 +278,94 @@ static inline void prefetch_out(const job *j, int64_t row, int64_t count, int64_
         __builtin_prefetch(out + i * j->a.out_stride, 1);
 }
 
-/* Rows first..last of tiled x, pairs of panels first_pair..last_pair; `first` is a multiple of 16. */
-static void product_amx(const job *j, const bf16 *x, int64_t first, int64_t last,
-                        int64_t first_pair, int64_t last_pair) {
-    int64_t num_tiles = j->k_pad / K_UNIT;
-    float sums[4][LANES][LANES] __attribute__((aligned(64)));
+/* A tile of each panel, asked for early. */
+static inline void prefetch_tiles(const bf16 *left, const bf16 *right) {
+    for (int line = 0; line < 16; line++) {
+        __builtin_prefetch(left + line * 32, 0, 2);
+        __builtin_prefetch(right + line * 32, 0, 2);
+    }
+}
+
+/* Rows first..last of tiled x, pairs of panels first_pair..last_pair; `first` is a multiple of 16.
+   The tiles' unit multiplies 32 rows and a pair while the vectors finish those before: a few rows
+   after each tile of columns. */
+static inline __attribute__((always_inline)) void
+product_tiles(const job *j, const bf16 *x, int64_t first, int64_t last, int64_t first_pair,
+              int64_t last_pair, int activation, int mode) {
+    int64_t num_tiles = j->k_pad / K_UNIT, panel_size = j->k_pad * LANES;
+    int64_t rows_a_tile = (32 + num_tiles - 1) / num_tiles;
+    float sums[2][4][LANES][LANES] __attribute__((aligned(64)));
+    rows_done waiting = {0};
     for (int64_t block = first; block < last; block += j->block_rows) {
         int64_t block_end = block + j->block_rows < last ? block + j->block_rows : last;
         for (int64_t pair = first_pair; pair < last_pair; pair++) {
             int64_t left, right;
             panels_of(j, pair, &left, &right);
             int has_right = right < j->num_panels;
-            const bf16 *w0 = (const bf16 *)j->a.weight + left * j->k_pad * LANES;
-            const bf16 *w1 = has_right ? (const bf16 *)j->a.weight + right * j->k_pad * LANES : w0;
+            const bf16 *w0 = (const bf16 *)j->a.weight + left * panel_size;
+            const bf16 *w1 = has_right ? (const bf16 *)j->a.weight + right * panel_size : w0;
+            int64_t to_next = (activation ? 1 : 2) * panel_size;
             for (int64_t row = block; row < block_end; row += 32) {
                 const bf16 *x0 = x + row * j->k_pad, *x1 = x0 + 16 * j->k_pad;
-                prefetch_out(j, row, block_end - row < 32 ? block_end - row : 32, pair);
+                int64_t count = block_end - row < 32 ? block_end - row : 32, finished = 0;
+                int is_last = row + 32 >= block_end && pair + 1 < last_pair;
+                prefetch_out(j, row, count, pair);
                 _tile_zero(0);
                 _tile_zero(1);
-                if (row + 16 < block_end) {
-                    _tile_zero(2);
-                    _tile_zero(3);
-                    for (int64_t tile = 0; tile < num_tiles; tile++) {
-                        _tile_stream_loadd(4, x0 + tile * TILE, 64);
-                        _tile_loadd(6, w0 + tile * TILE, 64);
-                        _tile_loadd(7, w1 + tile * TILE, 64);
-                        _tile_dpbf16ps(0, 4, 6);
+                _tile_zero(2);
+                _tile_zero(3);
+                for (int64_t tile = 0; tile < num_tiles; tile++) {
+                    if (is_last)
+                        prefetch_tiles(w0 + to_next + tile * TILE, w1 + to_next + tile * TILE);
+                    _tile_stream_loadd(4, x0 + tile * TILE, 64);
+                    _tile_loadd(6, w0 + tile * TILE, 64);
+                    _tile_loadd(7, w1 + tile * TILE, 64);
+                    _tile_dpbf16ps(0, 4, 6);
+                    if (count > 16) {
                         _tile_stream_loadd(5, x1 + tile * TILE, 64);
                         _tile_dpbf16ps(1, 4, 7);
                         _tile_dpbf16ps(2, 5, 6);
                         _tile_dpbf16ps(3, 5, 7);
-                    }
-                    _tile_stored(2, sums[2], 64);
-                    _tile_stored(3, sums[3], 64);
-                } else {
-                    for (int64_t tile = 0; tile < num_tiles; tile++) {
-                        const char *ahead = (const char *)(w0 + (tile + 4) * TILE);
-                        const char *ahead1 = (const char *)(w1 + (tile + 4) * TILE);
-                        for (int line = 0; line < 16; line++) {
-                            __builtin_prefetch(ahead + line * 64);
-                            __builtin_prefetch(ahead1 + line * 64);
-                        }
-                        _tile_loadd(4, x0 + tile * TILE, 64);
-                        _tile_loadd(6, w0 + tile * TILE, 64);
-                        _tile_loadd(7, w1 + tile * TILE, 64);
-                        _tile_dpbf16ps(0, 4, 6);
+                    } else {
                         _tile_dpbf16ps(1, 4, 7);
                     }
+                    for (int64_t i = 0; i < rows_a_tile && finished < waiting.count; i++)
+                        finish_row(j, &waiting, finished++, activation, mode);
                 }
-                _tile_stored(0, sums[0], 64);
-                _tile_stored(1, sums[1], 64);
-                int64_t count = block_end - row < 32 ? block_end - row : 32;
-                finish_tiles(j, row, count, pair, sums);
+                waiting = (rows_done){row, count, pair, waiting.sums == sums[0] ? sums[1] : sums[0]};
+                _tile_stored(0, waiting.sums[0], 64);
+                _tile_stored(1, waiting.sums[1], 64);
+                if (count > 16) {
+                    _tile_stored(2, waiting.sums[2], 64);
+                    _tile_stored(3, waiting.sums[3], 64);
+                }
+                if (!j->draws && (activation || (2 * pair + 2) * LANES <= j->a.num_features))
+                    continue;
+                for (int64_t i = 0; i < count; i++)
+                    finish_pair(&j->a, j->num_panels, j->draws, row + i, pair,
+                                load_f32(waiting.sums[i / 16 * 2][i % 16]),
+                                load_f32(waiting.sums[i / 16 * 2 + 1][i % 16]));
+                waiting.count = 0;
             }
         }
     }
+    for (int64_t i = 0; i < waiting.count; i++)
+        finish_row(j, &waiting, i, activation, mode);
+}
+
+static void product_amx(const job *j, const bf16 *x, int64_t first, int64_t last,
+                        int64_t first_pair, int64_t last_pair) {
+#define CALL(activation, mode) \
+    product_tiles(j, x, first, last, first_pair, last_pair, activation, mode)
+    if (j->a.activation == SILU_MUL)
+        CALL(SILU_MUL, STORE);
+    else if (j->a.activation == GELU_TANH_MUL)
+        CALL(GELU_TANH_MUL, STORE);
+    else if (j->a.mode == ADD)
+        CALL(NO_ACTIVATION, ADD);
+    else
+        CALL(NO_ACTIVATION, STORE);
+#undef CALL
 }
 #endif
 

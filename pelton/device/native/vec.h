@@ -32,9 +32,14 @@ static inline v16f load_f32(const float *from) {
 static inline void store_f32(float *to, v16f value) { memcpy(to, &value, sizeof value); }
 
 static inline v16f load_bf16(const bf16 *from) {
+#ifdef __AVX512F__
+    __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)from));
+    return (v16f)_mm512_slli_epi32(wide, 16);
+#else
     v16h half;
     memcpy(&half, from, sizeof half);
     return (v16f)(__builtin_convertvector(half, v16u) << 16);
+#endif
 }
 
 /* Rounds to the nearest, ties to even, as torch does; NaN stays NaN. Where the CPU has an

@@ -79,13 +79,13 @@ static int check(int is_half, int64_t t, int64_t k, int64_t n, int activation, i
     return failed;
 }
 
-/* One row of q tokens and n keys; two blocks of five tokens at least, the last one cut where the
-   memory ends. Returns 1 on a wrong value. */
+/* One row of q tokens and n keys in blocks, the last one cut where the memory ends. Returns 1 on a
+   wrong value. */
 static int check_attention(int is_half, int64_t q, int64_t n, int64_t heads, int64_t kv_heads,
                            int64_t dim, int64_t window, int use_amx) {
     size_t element = is_half ? sizeof(bf16) : sizeof(float);
-    enum { BLOCK = 5 };
-    int64_t num_blocks = (n + BLOCK - 1) / BLOCK, token = 2 * kv_heads * dim, width = heads * dim;
+    int64_t block = dim % 32 ? 5 : 16, num_blocks = (n + block - 1) / block;
+    int64_t token = 2 * kv_heads * dim, width = heads * dim;
     int64_t length = n * token; /* blocks lie in order: nothing lies behind the last key */
     void *kv = malloc(element * (size_t)length), *query = malloc(element * (size_t)(q * width));
     void *out = malloc(element * (size_t)(q * width));
@@ -98,9 +98,9 @@ static int check_attention(int is_half, int64_t q, int64_t n, int64_t heads, int
     attention_args args = {
         .query = query, .out = out, .lse = lse, .kv = kv, .sinks = sinks, .query_start_loc = starts,
         .seq_lens = lens, .block_table = table, .num_rows = 1, .num_tokens = q,
-        .query_stride = width, .out_stride = width, .block_stride = BLOCK * token,
+        .query_stride = width, .out_stride = width, .block_stride = block * token,
         .table_stride = num_blocks, .num_heads = heads, .num_kv_heads = kv_heads, .head_dim = dim,
-        .block_size = BLOCK, .window = window, .scale = 0.5f, .softcap = 3, .dtype = is_half ? IS_BF16 : IS_F32,
+        .block_size = block, .window = window, .scale = 0.5f, .softcap = 3, .dtype = is_half ? IS_BF16 : IS_F32,
         .use_amx = use_amx};
     int failed = pelton_attention(&args);
     double *right = malloc(sizeof *right * (size_t)dim);
@@ -270,6 +270,7 @@ int main(void) {
             failed |= check_attention(flags & 1, 1, 1, 1, 1, 1, window, amx);
             failed |= check_attention(flags & 1, 3, 66, 6, 2, 24, window, amx);
             failed |= check_attention(flags & 1, 1, 1100, 2, 1, 32, window, amx);
+            failed |= check_attention(flags & 1, 3, 79, 6, 3, 64, window, amx);
             failed |= check_attention(flags & 1, 35, 131, 4, 2, 33, window, 0);
             failed |= check_attention(flags & 1, 35, 131, 4, 2, 33, window, amx);
             failed |= check_attention(flags & 1, 290, 421, 2, 2, 8, window, amx);
