@@ -49,8 +49,9 @@ def _ngram_propose(
     period = tl.maximum(last - score % width, 1)
     column = tl.arange(0, BLOCK_K)
     exists = column < NUM_DRAFTS
-    is_found = score >= MIN_N * width
-    found = tl.load(text + total_len - period + column % period, mask=exists & is_found, other=-1)
+    # In one vector: Triton 3.9's interpreter takes no mask that a scalar has part in.
+    is_found = tl.where(exists, score, -1) >= MIN_N * width
+    found = tl.load(text + total_len - period + column % period, mask=is_found, other=-1)
     tl.store(drafts + row * drafts_stride + column, found, mask=exists)
 
 
