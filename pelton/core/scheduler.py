@@ -154,6 +154,7 @@ class Scheduler:
             if value < least:
                 raise ConfigError(f"{name} must be at least {least}, got {value}.")
         self._policy_key = get_policy(config.policy)
+        self._is_fcfs = config.policy == "fcfs"
         self._max_num_batched_tokens = config.max_num_batched_tokens
         self._long_prefill = config.long_prefill_token_threshold or config.max_num_batched_tokens
         self._max_num_seqs = config.max_num_seqs
@@ -257,6 +258,18 @@ class Scheduler:
 
     def has_unfinished(self) -> bool:
         return bool(self._requests)
+
+    def fills_a_step(self) -> bool:
+        """Whether those that wait leave nothing of the next step to requests yet to come, which
+        stand behind them. If it turns out that much is in the prefix cache, something is left."""
+        rows, tokens = len(self._free_slots), self._max_num_batched_tokens
+        if self._is_fcfs:
+            for request in self._waiting:
+                tokens -= min(request.num_tokens, self._long_prefill)
+                rows -= 1
+                if tokens <= 0 or rows <= 0:
+                    return True
+        return False
 
     @property
     def num_waiting(self) -> int:

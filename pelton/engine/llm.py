@@ -7,7 +7,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tqdm import tqdm
@@ -18,7 +18,7 @@ from pelton.config.params import SamplingParams
 from pelton.core.scheduler import SchedulerStats
 from pelton.engine.answers import as_request_failure, failed_output
 from pelton.engine.interrupts import InterruptsBetweenSteps
-from pelton.engine.loop import EngineLoop
+from pelton.engine.loop import EngineLoop, Updates
 from pelton.engine.open_requests import OpenRequests
 from pelton.engine.outputs import RequestOutput
 from pelton.engine.prompts import Prompt, PromptReader, load_template, load_tokenizer_of
@@ -117,9 +117,9 @@ class LLM:
     ) -> list[RequestOutput]:
         if self._is_closed:
             raise EngineError("this LLM is closed; make a new one.")
-        outputs: list[RequestOutput | None] = [None] * len(many)
-        places: dict[str, int] = {}
-        with InterruptsBetweenSteps() as interrupts:
+        progress = _Progress(len(many), lambda: self.stats.num_generated_tokens, use_tqdm)
+        outputs = progress.outputs
+        with InterruptsBetweenSteps() as interrupts, progress:
             try:
                 for index, (prompt, one) in enumerate(zip(many, params)):
                     interrupts.check()
@@ -137,10 +137,14 @@ class LLM:
                             raise
                         if not isinstance(error, PeltonError):
                             error = as_request_failure(request_id, error)
-                        outputs[index] = failed_output(request_id, text, error)
+                        progress.end(index, failed_output(request_id, text, error))
                         continue
-                    places[request_id] = index
-                self._run(places, outputs, use_tqdm, interrupts)
+                    progress.places[request_id] = index
+                    # Long lists of prompts: the device works while they are read.
+                    self._book(self._loop.advance(), progress)
+                while self._open:
+                    interrupts.check()
+                    self._book(self._loop.step(), progress)
             finally:
                 # Ctrl-C, or the device is gone: what is left must not run in the next call.
                 self._open.abort_all()
@@ -247,33 +251,42 @@ class LLM:
             )
         return params
 
-    def _run(
-        self,
-        places: dict[str, int],
-        outputs: list[RequestOutput | None],
-        use_tqdm: bool,
-        interrupts: InterruptsBetweenSteps,
-    ) -> None:
-        bar = tqdm(
-            total=len(outputs),
-            initial=len(outputs) - len(places),
-            disable=not use_tqdm,
+    def _book(self, updates: Updates, progress: _Progress) -> None:
+        for output in self._open.take(updates):
+            progress.end(progress.places[output.request_id], output)
+
+
+class _Progress:
+    """Of one call: outputs in the prompts' order, and a bar.
+
+    places: of requests, by id. num_tokens: that were ever generated.
+    """
+
+    def __init__(self, num_prompts: int, num_tokens: Callable[[], int], has_bar: bool) -> None:
+        self.outputs: list[RequestOutput | None] = [None] * num_prompts
+        self.places: dict[str, int] = {}
+        self._num_tokens, self._num_before = num_tokens, num_tokens()
+        self._started = time.perf_counter()
+        self._bar = tqdm(
+            total=num_prompts,
+            disable=not has_bar,
             desc="Prompts",
             unit="prompt",
             dynamic_ncols=True,
         )
-        started, num_before = time.perf_counter(), self.stats.num_generated_tokens
-        try:
-            while self._open:
-                interrupts.check()
-                for output in self._open.take(self._loop.step()):
-                    outputs[places[output.request_id]] = output
-                    bar.update()
-                    num_tokens = self.stats.num_generated_tokens - num_before
-                    rate = num_tokens / (time.perf_counter() - started)
-                    bar.set_postfix_str(f"{rate:.1f} output tokens/s", refresh=False)
-        finally:
-            bar.close()
+
+    def end(self, place: int, output: RequestOutput) -> None:
+        self.outputs[place] = output
+        self._bar.update()
+        num_tokens = self._num_tokens() - self._num_before
+        rate = num_tokens / (time.perf_counter() - self._started)
+        self._bar.set_postfix_str(f"{rate:.1f} output tokens/s", refresh=False)
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *exception: object) -> None:
+        self._bar.close()
 
 
 def _as_prompts(prompts: object) -> list[Prompt]:

@@ -64,15 +64,9 @@ class EngineLoop:
         """
         plan = self.scheduler.schedule() if len(self._in_flight) < self._depth else None
         if plan is not None:
-            try:
-                self._in_flight.append((plan, self._worker.execute(plan)))
-            except DeviceLost:
-                raise
-            except Exception as error:
-                return self._fail(plan, error)
-            except BaseException:
-                self._fail(plan, _interrupted(plan))
-                raise
+            failed = self._launch(plan)
+            if failed is not None:
+                return failed
             if len(self._in_flight) < self._depth:
                 return []
             # The device is busy, and the host would wait for it.
@@ -86,6 +80,29 @@ class EngineLoop:
         if not self.has_work() and not self._is_checked:
             self._check_integrity()
         return updates
+
+    def advance(self) -> Updates:
+        """`step`, for whoever has more requests to add: a step is launched only if it would be the
+        same with all of them, and collected only if it has ended."""
+        if len(self._in_flight) == self._depth:
+            return self._collect() if self._in_flight[0][1].is_done() else []
+        if not self.scheduler.fills_a_step():
+            return []
+        plan = self.scheduler.schedule()
+        return [] if plan is None else self._launch(plan) or []
+
+    def _launch(self, plan: StepPlan) -> Updates | None:
+        """What ends if that fails; None if the step is in flight."""
+        try:
+            self._in_flight.append((plan, self._worker.execute(plan)))
+        except DeviceLost:
+            raise
+        except Exception as error:
+            return self._fail(plan, error)
+        except BaseException:
+            self._fail(plan, _interrupted(plan))
+            raise
+        return None
 
     def idle(self) -> bool:
         """Do a little of what nobody waits for; False if there is nothing."""

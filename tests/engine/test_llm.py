@@ -769,3 +769,40 @@ def test_integrity_is_proven_when_the_engine_is_idle():
     llm._loop.scheduler.check_integrity = lambda: calls.append(check())  # type: ignore[method-assign]
     ask(llm, list(TEXTS))
     assert calls == [None]
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+@pytest.mark.parametrize("longest", [0, 5])
+def test_the_device_works_while_prompts_are_read(policy, longest):
+    """The steps are the same as if all had been read before the first."""
+    prompts = [{"prompt_token_ids": [3 + i] * (1 + 7 * i % 23)} for i in range(20)]
+    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, detokenize=False)
+    told: list[Any] = []
+    for is_early in (False, True):
+        llm = make_llm(
+            max_num_batched_tokens=16,
+            max_num_seqs=5,
+            scheduling_policy=policy,
+            long_prefill_token_threshold=longest,
+            enable_prefix_caching=False,
+        )
+        if not is_early:
+            llm._loop.advance = list  # type: ignore[method-assign]
+        plans: list[tuple[list[str], list[int]]] = []
+        read: list[int] = []
+        execute, reader = llm._worker.execute, llm._reader.read
+
+        def executed(plan, execute=execute, plans=plans, read=read):
+            new = [row.request_id for row in plan.new_rows]
+            plans.append((new, plan.num_scheduled_tokens.tolist(), len(read)))
+            return execute(plan)
+
+        def noted(*args, reader=reader, read=read, **options):
+            read.append(1)
+            return reader(*args, **options)
+
+        llm._worker.execute, llm._reader.read = executed, noted  # type: ignore[method-assign]
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        told.append(([plan[:2] for plan in plans], [o.outputs[0].token_ids for o in outputs]))
+        assert (plans[0][2] < len(prompts)) == (is_early and policy == "fcfs")
+    assert told[0] == told[1]
