@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,13 +13,26 @@ from pelton.batch.input_buffers import InputBuffers
 from pelton.batch.row_state import RowState
 from pelton.batch.staged import StagedStep
 from pelton.core.descriptor import Descriptor
-from pelton.core.plan import SlotRef, StepPlan
+from pelton.core.plan import Int32Array, SlotRef, StepPlan
 from pelton.device.protocol import Device
 from pelton.ops.step_kernels import step_kernel
 
 # Of steps in which all rows decode, as most do.
 _DECODE = np.full(1024, RowKind.DECODE, np.uint8)
 _DECODE.flags.writeable = False
+
+
+@dataclass(frozen=True, slots=True)
+class _OneEach:
+    """What steps of the same rows with one token each have in common. header: the whole one."""
+
+    refs: tuple[SlotRef, ...]
+    slots: Int32Array
+    num_logits: Int32Array
+    header: Int32Array
+
+
+_NO_ROWS = _OneEach((), np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.int32))
 
 
 class BatchBuilder:
@@ -32,25 +46,35 @@ class BatchBuilder:
         self._tables = tables
         self._buffers = buffers
         self._build_inputs = step_kernel("build_inputs", device.torch_device.type)
+        self._last = _NO_ROWS
 
     def describe(
         self, plan: StepPlan, staged: StagedStep, choose: Callable[[Descriptor], Descriptor]
     ) -> InputBatch:
         """The batch of `plan`; `choose` maps the live shape to the executed one."""
-        slots = np.array([ref[0] for ref in plan.refs], np.int32)
-        query_lens = plan.num_scheduled_tokens
-        num_logits_np = np.where(plan.samples, 1 + plan.num_drafts, 0).astype(np.int32)
-        num_rows, num_tokens, num_logits = self._buffers.fill_header(
-            staged,
-            slots=slots,
-            query_lens=query_lens,
-            num_logits=num_logits_np,
-            pad_slot=self._rows.reserved_slot,
-        )
-        bound = plan.num_computed_bound
+        refs = tuple(plan.refs)
+        query_lens, bound = plan.num_scheduled_tokens, plan.num_computed_bound
+        if plan.is_one_each and refs and refs == self._last.refs:
+            slots, num_logits_np = self._last.slots, self._last.num_logits
+            staged.header[:] = self._last.header
+            num_rows = num_tokens = num_logits = len(refs)
+        else:
+            slots = np.array([ref[0] for ref in refs], np.int32)
+            num_logits_np = np.where(plan.samples, 1 + plan.num_drafts, 0).astype(np.int32)
+            num_rows, num_tokens, num_logits = self._buffers.fill_header(
+                staged,
+                slots=slots,
+                query_lens=query_lens,
+                num_logits=num_logits_np,
+                pad_slot=self._rows.reserved_slot,
+            )
+            if plan.is_one_each:
+                self._last = _OneEach(refs, slots, num_logits_np, staged.header.copy())
         seq_len_bound = bound + query_lens
-        max_query_len = int(query_lens.max(initial=0))
-        is_uniform = max_query_len == int(query_lens.min(initial=max_query_len))
+        max_query_len, is_uniform = 1, True
+        if not plan.is_one_each:
+            max_query_len = int(query_lens.max(initial=0))
+            is_uniform = max_query_len == int(query_lens.min(initial=max_query_len))
         descriptor = choose(
             Descriptor(
                 num_tokens=num_tokens,
@@ -76,7 +100,7 @@ class BatchBuilder:
             num_rows=num_rows,
             num_tokens=num_tokens,
             num_logits=num_logits,
-            refs=tuple(plan.refs),
+            refs=refs,
             slots_np=slots,
             query_len_np=query_lens,
             num_logits_np=num_logits_np,

@@ -119,6 +119,7 @@ class StepPlan:
     samples: [B] whether the row's last query token(s) yield tokens (false in mid-prefill). A
         sampling row has 1 + num_drafts verification rows.
     bounds_are_exact: whether num_computed_bound is what the device holds.
+    is_one_each: whether it is known that every row has one token, no draft, and samples.
     finished, preempted: rows freed since the last plan, sorted.
     state_saves: of scheduled rows; their blocks are nobody else's in this step.
     offloads: copies of preempted rows' blocks to host pages, before anything is written to a block.
@@ -131,6 +132,7 @@ class StepPlan:
     num_computed_bound: Int32Array
     samples: npt.NDArray[np.bool_]
     bounds_are_exact: bool = True
+    is_one_each: bool = False
     new_rows: list[NewRow] = field(default_factory=list)
     block_appends: list[BlockAppend] = field(default_factory=list)
     finished: list[SlotRef] = field(default_factory=list)

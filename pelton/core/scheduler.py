@@ -867,6 +867,7 @@ class _Draft:
             num_computed_bound=bounds,
             samples=samples,
             bounds_are_exact=self.bounds_are_exact,
+            is_one_each=not self.unlike,
             new_rows=self.new_rows,
             block_appends=self.block_appends,
             finished=sorted(finished),

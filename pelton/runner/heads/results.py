@@ -22,6 +22,7 @@ class HostResults:
         self, device: Device, max_rows: int, num_drafts: int, max_logits: int, max_logprobs: int
     ) -> None:
         self.packed = device.host_buffer((max_rows, num_drafts + 3), torch.int32)
+        self.packed_np: Int32Array = self.packed.numpy()
         self.num_proposed = device.host_buffer((max_rows,), torch.int32)
         self.token_logprobs = device.host_buffer((max_logits,), torch.float32)
         self.ranks = device.host_buffer((max_logits,), torch.int32)
@@ -67,7 +68,7 @@ class ResultRing:
     def release(self, slot: HostResults) -> None:
         slot.is_leased = False
         if self._poisons:
-            slot.packed.numpy().fill(_POISON)
+            slot.packed_np.fill(_POISON)
             slot.num_proposed.numpy().fill(_POISON)
             slot.ranks.numpy().fill(_POISON)
             slot.top_ids.numpy().fill(_POISON)
@@ -111,7 +112,7 @@ class PendingResult:
         the queue comes before those of the slot's next owner."""
         try:
             self._event.wait()
-            packed = self._slot.packed.numpy()[: self._batch.num_rows].copy()
+            packed = self._slot.packed_np[: self._batch.num_rows].copy()
             return StepResult(
                 step=self._step_id,
                 token_ids=packed[:, :-2],
