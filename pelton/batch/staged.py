@@ -93,6 +93,7 @@ class StagedStep:
         self._header_tensor = staging.device.host_buffer((0,), torch.int32)
         self._writes_tensor = staging.device.host_buffer((0,), torch.int32)
         self.header: npt.NDArray[np.int32] = self._header_tensor.numpy()
+        self._writes: npt.NDArray[np.int32] = self._writes_tensor.numpy()
         self._fence: Event | None = None
         self.is_leased = False
 
@@ -109,15 +110,16 @@ class StagedStep:
             self.header = self._header_tensor.numpy()
         if self._staging.device.poisons:
             self.header.fill(_POISON)
-            self._writes_tensor.numpy().fill(_POISON)
+            self._writes.fill(_POISON)
 
     def pack_writes(self, arrays: list[npt.NDArray[np.int32]]) -> torch.Tensor:
         """[n] host memory holding the arrays back to back."""
         size = sum(map(len, arrays))
-        if size > len(self._writes_tensor):
+        if size > len(self._writes):
             capacity = 1 << (size - 1).bit_length()
             self._writes_tensor = self._staging.device.host_buffer((capacity,), torch.int32)
-        np.concatenate(arrays, out=self._writes_tensor.numpy()[:size])
+            self._writes = self._writes_tensor.numpy()
+        np.concatenate(arrays, out=self._writes[:size])
         return self._writes_tensor[:size]
 
     def header_source(self) -> torch.Tensor:
@@ -228,7 +230,7 @@ class Staging:
         """Launch the staged writes alone, for a step without rows."""
         if not self._targets:
             return
-        lengths = np.fromiter(map(len, self._contents), np.int32, len(self._contents))
+        lengths = np.array([len(words) for words in self._contents], np.int32)
         targets = np.array(self._targets, np.int32)
         if self.device.poisons:
             _refuse_overlap(targets, lengths)

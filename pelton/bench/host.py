@@ -53,12 +53,13 @@ class _Nothing:
 
 
 class IdleDevice(CPUDevice):
-    """Runs no kernel. A step's packed results, [B, 1 + K + 2], say one token for each row, another
-    one in each step."""
+    """Runs no kernel. A step's packed results, [B, 1 + K + 2], say one token for each row, of all
+    that a vocabulary of `vocab_size` has, each row and step another one."""
 
-    def __init__(self) -> None:
+    def __init__(self, vocab_size: int) -> None:
         super().__init__(1)
-        self._tokens = itertools.count(_FIRST_TOKEN)
+        self._tokens = np.random.default_rng(0).integers(0, vocab_size, 1 << 16, np.int32)
+        self._next = 0
 
     def launch(self, kernel: Callable[..., object], *args: Any) -> None:
         return None
@@ -71,7 +72,8 @@ class IdleDevice(CPUDevice):
         if target.dim() == 2 and target.dtype == torch.int32:
             packed = target.numpy()
             packed[:] = 0
-            packed[:, 0] = _FIRST_TOKEN + next(self._tokens) % 100
+            self._next = (self._next + 1009) % (len(self._tokens) - len(packed))
+            packed[:, 0] = self._tokens[self._next : self._next + len(packed)]
             packed[:, -2] = 1
 
 
@@ -99,7 +101,9 @@ class _Engine:
         checked = check(args)
         self.config = resolve(checked, device_facts("cpu"))
         self.tokenizer = load_tokenizer_of(checked)
-        worker = Worker(self.config, checked.checkpoint, device=IdleDevice())
+        worker = Worker(
+            self.config, checked.checkpoint, device=IdleDevice(self.config.model.vocab_size)
+        )
         self.loop = EngineLoop(self.config, worker)
         self.opened = OpenRequests(self.loop.add, self.loop.abort, self.tokenizer)
         self.clock = clock = _Clock()

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 
 import numpy as np
@@ -48,6 +49,7 @@ from pelton.core.stopping import check_stop
 from pelton.errors import ConfigError, IntegrityError, PeltonError, RequestError, RequestFailed
 from pelton.metrics.step_sizes import StepSizes
 
+_MANY = 2**31
 _STATUS_TEXT = {
     NAN_LOGITS: "the model's logits are not finite",
     ALL_MASKED: "no token is legal",
@@ -450,9 +452,12 @@ class Scheduler:
         requests = self._take_from_flight(plan)
         updates = []
         num_plain = 0
-        rows = self._rows_of(plan, result)
+        rows = _Rows(plan, result, self._is_faulty(plan, result))
+        # A copy: the worker may write its next result where this one stands.
+        all_ids = result.token_ids.tolist()
+        counts = plan.num_scheduled_tokens.tolist()
         for row, (request, ref, count, token_ids, may_be_plain) in enumerate(
-            zip(requests, plan.refs, rows.counts, rows.token_ids, rows.may_be_plain, strict=True)
+            zip(requests, plan.refs, counts, all_ids, self._may_be_plain(rows), strict=True)
         ):
             if request.ref != ref:
                 continue  # that life of the request is over
@@ -474,54 +479,42 @@ class Scheduler:
                 request.num_tokens = num_tokens + 1
                 num_plain += 1
                 updates.append(RequestUpdate(request, token_ids, 0, 0, None))
-            elif (update := self._book(request, plan, result, rows, row)) is not None:
+            elif (update := self._book(request, rows, row, token_ids)) is not None:
                 updates.append(update)
         self._num_generated_tokens += num_plain
         self._release_restored(plan)
         return updates
 
-    def _rows_of(self, plan: StepPlan, result: StepResult) -> _Rows:
-        is_faulty = self._is_faulty(plan, result)
-        has_more = self._num_drafts or result.failed or result.logprobs is not None
-        may_be_plain = np.zeros(plan.num_rows, np.bool_) if has_more else plan.samples & ~is_faulty
-        num_proposed = None
-        if result.num_proposed is not None:
-            # Only a forecast of what to verify, so that no value can do harm.
-            num_proposed = result.num_proposed.clip(0, self._num_drafts).tolist()
-        return _Rows(
-            counts=plan.num_scheduled_tokens.tolist(),
-            num_drafts=plan.num_drafts.tolist(),
-            samples=plan.samples.tolist(),
-            is_faulty=is_faulty.tolist(),
-            may_be_plain=may_be_plain.tolist(),
-            # A copy: the worker may write its next result where this one stands.
-            token_ids=result.token_ids.tolist(),
-            num_sampled=result.num_sampled.tolist(),
-            num_proposed=num_proposed,
-        )
+    def _may_be_plain(self, rows: _Rows) -> list[bool]:
+        """[B], rows that yield one good token and nothing beside."""
+        plan, result = rows.plan, rows.result
+        if self._num_drafts or result.failed or result.logprobs is not None:
+            return [False] * plan.num_rows
+        is_plain: list[bool] = (plan.samples & ~rows.is_faulty).tolist()
+        return is_plain
 
     def _book(
-        self, request: Request, plan: StepPlan, result: StepResult, rows: _Rows, row: int
+        self, request: Request, rows: _Rows, row: int, token_ids: list[int]
     ) -> RequestUpdate | None:
-        """One row of a step's result, whatever it is."""
+        """One row of a step's result, whatever it is. token_ids: [1 + K]."""
+        plan, result = rows.plan, rows.result
         ref = plan.refs[row]
         if ref in result.failed:
             return self._fail(request, result.failed[ref])
         if rows.is_faulty[row]:
             return self._fail(request, self._fault(request, result, row))
-        request.num_confirmed_tokens += rows.counts[row]
+        request.num_confirmed_tokens += int(plan.num_scheduled_tokens[row])
         awaited = request.awaited_prompt_logprobs
         if awaited is not None and result.prompt_logprobs is not None:
             awaited.add(plan.num_computed_bound[row] + 1, result.prompt_logprobs, row)
-        if not rows.samples[row]:
+        if not plan.samples[row]:
             if request.num_confirmed_tokens >= request.next_settle_length:
                 self._kv.settle(request, request.num_confirmed_tokens)
             return None
         num_drafts, num_sampled = rows.num_drafts[row], rows.num_sampled[row]
         num_rejected = 1 + num_drafts - num_sampled
-        request.num_drafts_expected = self._num_drafts
-        if rows.num_proposed is not None:
-            request.num_drafts_expected = rows.num_proposed[row]
+        # Only a forecast of what to verify, so that no value can do harm.
+        request.num_drafts_expected = min(max(rows.num_proposed[row], 0), self._num_drafts)
         if num_drafts:
             self._num_draft_rows += 1
             self._num_draft_tokens += num_drafts
@@ -530,7 +523,6 @@ class Scheduler:
         request.num_in_flight_min -= 1
         request.num_computed_tokens -= num_rejected
         request.num_confirmed_tokens -= num_rejected
-        token_ids = rows.token_ids[row]
         num_new = self._append(request, token_ids[:num_sampled])
         del token_ids[num_new:]
         first_row = last_row = 0
@@ -757,22 +749,35 @@ class Scheduler:
         )
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass
 class _Rows:
-    """A step's plan and result as lists by row, which Python reads several times quicker than
-    arrays.
+    """A step, with those of its numbers as lists that only few rows need, if any: made when the
+    first one asks, since lists are read several times quicker than arrays.
 
-    may_be_plain: the row yields one good token and nothing beside. num_proposed: None for K each.
+    is_faulty: [B].
     """
 
-    counts: list[int]
-    num_drafts: list[int]
-    samples: list[bool]
-    is_faulty: list[bool]
-    may_be_plain: list[bool]
-    token_ids: list[list[int]]
-    num_sampled: list[int]
-    num_proposed: list[int] | None
+    plan: StepPlan
+    result: StepResult
+    is_faulty: npt.NDArray[np.bool_]
+
+    @cached_property
+    def num_drafts(self) -> list[int]:
+        drafts: list[int] = self.plan.num_drafts.tolist()
+        return drafts
+
+    @cached_property
+    def num_sampled(self) -> list[int]:
+        counts: list[int] = self.result.num_sampled.tolist()
+        return counts
+
+    @cached_property
+    def num_proposed(self) -> list[int]:
+        """Where nobody counts them, more than there can be."""
+        if self.result.num_proposed is None:
+            return [_MANY] * self.plan.num_rows
+        counts: list[int] = self.result.num_proposed.tolist()
+        return counts
 
 
 class _Draft:

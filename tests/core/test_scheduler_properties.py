@@ -4,7 +4,7 @@ after every call; here: every request gets the tokens that it would get alone.""
 from __future__ import annotations
 
 import random
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -210,10 +210,7 @@ def test_plain_rows_are_scheduled_and_booked_as_any_others(toy_engine, options, 
     options |= {"num_blocks": 24, "num_drafts": 0, "seed": 3}
     first, second = make(toy_engine, options), make(toy_engine, options)
     general = second.scheduler
-    rows_of = general._rows_of
-    general._rows_of = lambda *step: replace(
-        rows_of(*step), may_be_plain=[False] * step[0].num_rows
-    )
+    general._may_be_plain = lambda rows: [False] * rows.plan.num_rows
     aborted = play(first, moves)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_Draft, "give_plain", lambda self, running, first: 0)
