@@ -94,7 +94,7 @@ def bind_blocks(
 
     x is quantised too: each 32 columns of a row (normed, if it is to be) become integers of -127 to
     127 and a scale, so that a sum is off by no more than max|x| / 254 times the sum of |weight|,
-    added up over such blocks, and float32's rounding. With AMX, unless batch_invariant, 32 rows
+    added up over such blocks, and float32's rounding. With AMX, unless batch_invariant, 16 rows
     and more are multiplied in bfloat16, x as it is.
     """
     args = weight.arguments()

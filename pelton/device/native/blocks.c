@@ -53,10 +53,10 @@
 #define MOST_PANELS 4
 /* Blocks of a panel between what is asked for and what is multiplied. */
 #define AHEAD 8
-#define AMX_MIN_ROWS 32
-/* Bytes of a weight that lie as bfloat16 at one time: what the second-level cache holds, or, where
-   many rows make the weight's way short beside theirs, more. */
-#define DENSE_BYTES(num_rows) ((num_rows) <= 128 ? 1024 * 1024 : 4 * 1024 * 1024)
+#define AMX_MIN_ROWS 16
+/* From so many on, panels become bfloat16 in memory that all parts share. */
+#define ROWS_TO_SHARE 129
+#define DENSE_BYTES (4 * 1024 * 1024)
 /* Rows of x that each thread had better quantise for itself than wait for the others. */
 #define ROWS_PER_PART 8
 
@@ -779,6 +779,8 @@ INLINE void dense_panel(int form, const uint8_t *panel, int64_t num_blocks, v16u
     const uint8_t *codes = panel + codes_start(form, num_blocks);
     for (int64_t block = 0; block < num_blocks; block++, codes += code_bytes(form), to += LANES) {
         const v16u *lines = (const v16u *)codes;
+        for (int64_t at = 0; at < code_bytes(form); at += 64) /* of the panel behind */
+            __builtin_prefetch(codes + codes_start(form, num_blocks) + num_blocks * code_bytes(form) + at);
         v16f scales[2], starts[2], minimum;
         load_scales(form, panel, block, &scales[0], &scales[1], &minimum);
         for (int half = 0; half < 2; half++)
@@ -802,13 +804,17 @@ INLINE void dense_panel(int form, const uint8_t *panel, int64_t num_blocks, v16u
     }
 }
 
-static void dense_one(const job *j, int64_t panel, int64_t place) {
+static void fill_panel(const void *context, int64_t panel, uint16_t *to) {
+    const job *j = context;
     int form;
     const uint8_t *from = panel_of(j->args, panel, &form);
-    v16u *to = (v16u *)(j->dense + place * LANES * j->args->linear.num_columns);
-#define CASE(f) case f: dense_panel(f, from, j->num_blocks, to); break;
+#define CASE(f) case f: dense_panel(f, from, j->num_blocks, (v16u *)to); break;
     FOR_FORM(form, CASE)
 #undef CASE
+}
+
+static void dense_one(const job *j, int64_t panel, int64_t place) {
+    fill_panel(j, panel, j->dense + place * LANES * j->args->linear.num_columns);
 }
 
 /* By pairs, so that mostly the part that multiplies a panel has just made it. */
@@ -828,15 +834,16 @@ static void dense_part(void *argument, int part, int parts) {
     }
 }
 
-/* So many pairs of panels at a time as DENSE_BYTES say; behind them, their bias. */
-static int run_many(job *j) {
+/* For very many rows, which pass over the numbers several times: panels of 4 MB at a time, by all
+   parts; behind them, their bias. */
+static int run_shared(job *j) {
     static char *memory;
     static int64_t memory_bytes;
     const linear_args *a = &j->args->linear;
     int is_gated = a->activation != NO_ACTIVATION;
     int64_t dense_bytes = 2 * LANES * a->num_columns * (int64_t)sizeof(bf16);
     int64_t bias_bytes = 2 * LANES * (int64_t)sizeof(float);
-    int64_t at_once = DENSE_BYTES(a->num_rows) / dense_bytes;
+    int64_t at_once = DENSE_BYTES / dense_bytes;
     at_once = at_once < 1 ? 1 : at_once > j->num_pairs ? j->num_pairs : at_once;
     if (memory_bytes < at_once * (dense_bytes + bias_bytes)) {
         free(memory);
@@ -866,7 +873,7 @@ static int run_many(job *j) {
         } else if (a->bias) {
             some.bias = a->bias + start;
         }
-        if (pelton_linear_entered(&some))
+        if (pelton_linear_entered(&some, NULL, NULL))
             return 1;
     }
     return 0;
@@ -882,8 +889,12 @@ static int run(const block_args *args, const draw_args *drawn) {
         j.num_panels += args->runs[run].num_panels;
     j.num_pairs = (j.num_panels + 1) / 2;
 #ifdef __AMX_BF16__
-    if (a->use_amx && a->dtype == IS_BF16 && !drawn && a->num_rows >= AMX_MIN_ROWS)
-        return run_many(&j);
+    if (a->use_amx && a->dtype == IS_BF16 && a->num_rows >= AMX_MIN_ROWS) {
+        if (!drawn && a->num_rows >= ROWS_TO_SHARE)
+            return run_shared(&j);
+        panel_source source = {fill_panel, &j};
+        return pelton_linear_entered(a, drawn, &source);
+    }
 #endif
     j.is_copy_per_part = a->num_rows <= ROWS_PER_PART;
     int64_t x_bytes = (j.is_copy_per_part ? parts : 1) * a->num_rows * j.num_blocks *

@@ -48,6 +48,8 @@ typedef struct {
     int is_copy_per_part, rows_are_split;
     const int64_t *indices; /* rows of x, or NULL: all in order */
     draw *draws;            /* [num_rows], of this part, where rows become tokens; else NULL */
+    const panel_source *source; /* of the weight, or NULL */
+    bf16 *filled;               /* two panels of it, of this part */
 } job;
 
 static inline int64_t round_up(int64_t value, int64_t unit) {
@@ -353,10 +355,18 @@ product_tiles(const job *j, const bf16 *x, int64_t first, int64_t last, int64_t 
             const bf16 *w0 = (const bf16 *)j->a.weight + left * panel_size;
             const bf16 *w1 = has_right ? (const bf16 *)j->a.weight + right * panel_size : w0;
             int64_t to_next = (activation ? 1 : 2) * panel_size;
+            if (j->source) {
+                w0 = w1 = j->filled;
+                j->source->fill(j->source->context, left, j->filled);
+                if (has_right)
+                    j->source->fill(j->source->context, right, j->filled + panel_size);
+                if (has_right)
+                    w1 = j->filled + panel_size;
+            }
             for (int64_t row = block; row < block_end; row += 32) {
                 const bf16 *x0 = x + row * j->k_pad, *x1 = x0 + 16 * j->k_pad;
                 int64_t count = block_end - row < 32 ? block_end - row : 32, finished = 0;
-                int is_last = row + 32 >= block_end && pair + 1 < last_pair;
+                int is_last = row + 32 >= block_end && pair + 1 < last_pair && !j->source;
                 prefetch_out(j, row, count, pair);
                 _tile_zero(0);
                 _tile_zero(1);
@@ -468,6 +478,8 @@ static void multiply_part(void *argument, int part, int parts) {
     const job *j = &own_job;
     if (j->draws)
         own_job.draws += part * j->a.num_rows;
+    if (j->source)
+        own_job.filled += part * 2 * LANES * j->k_pad;
     size_t element = j->a.dtype == IS_BF16 ? sizeof(bf16) : sizeof(float);
     const char *x = j->prepared ? j->prepared : j->a.x;
     long first = 0, last = j->a.num_rows, first_pair = 0, last_pair = j->num_pairs;
@@ -496,9 +508,9 @@ static void multiply_part(void *argument, int part, int parts) {
         product(j, x, first, last, first_pair, last_pair);
 }
 
-/* drawn: NULL, or what becomes of the rows instead of `out`. */
-static int run(const linear_args *args, const draw_args *drawn) {
-    job j = {.a = *args, .indices = drawn ? drawn->indices : NULL};
+int pelton_linear_entered(const linear_args *args, const draw_args *drawn,
+                          const panel_source *source) {
+    job j = {.a = *args, .indices = drawn ? drawn->indices : NULL, .source = source};
     size_t element = j.a.dtype == IS_BF16 ? sizeof(bf16) : sizeof(float);
     int parts = pelton_num_threads();
     j.k_pad = round_up(j.a.num_columns, K_UNIT);
@@ -518,11 +530,13 @@ static int run(const linear_args *args, const draw_args *drawn) {
         j.is_copy_per_part = j.a.num_rows <= ROW_BLOCK && !j.rows_are_split;
         int64_t copies = j.is_copy_per_part ? parts : 1;
         int64_t prepared_bytes = round_up(copies * j.rows_pad * j.k_pad * (int64_t)element, 64);
-        j.prepared = pelton_scratch((long)(prepared_bytes + draw_bytes));
+        int64_t filled_bytes = source ? parts * 2 * LANES * j.k_pad * (int64_t)element : 0;
+        j.prepared = pelton_scratch((long)(prepared_bytes + filled_bytes + draw_bytes));
         if (!j.prepared)
             return 1;
+        j.filled = (bf16 *)((char *)j.prepared + prepared_bytes);
         if (drawn) {
-            j.draws = (draw *)((char *)j.prepared + prepared_bytes);
+            j.draws = (draw *)((char *)j.prepared + prepared_bytes + filled_bytes);
             begin_draws(j.draws, parts, drawn);
         }
         j.prepared_stride = j.k_pad;
@@ -535,18 +549,16 @@ static int run(const linear_args *args, const draw_args *drawn) {
     return 0;
 }
 
-int pelton_linear_entered(const linear_args *args) { return run(args, NULL); }
-
 int pelton_linear(const linear_args *args) {
     pelton_enter();
-    int failed = run(args, NULL);
+    int failed = pelton_linear_entered(args, NULL, NULL);
     pelton_leave();
     return failed;
 }
 
 int pelton_draw(const draw_args *args) {
     pelton_enter();
-    int failed = run(&args->head, args);
+    int failed = pelton_linear_entered(&args->head, args, NULL);
     pelton_leave();
     return failed;
 }

@@ -34,8 +34,6 @@ static inline const void *share_ahead(const linear_args *a, int part, int parts,
 /* 0, or 1 if memory is short. */
 int pelton_linear(const linear_args *args);
 
-/* The same, for a kernel that has entered the pool already. */
-int pelton_linear_entered(const linear_args *args);
 
 /* The product's rows become tokens; ops/lm_head_sample says how. */
 typedef struct {
@@ -49,6 +47,17 @@ typedef struct {
 enum { DRAW_OK = 0, DRAW_NAN = 1, DRAW_ALL_MASKED = 2 }; /* of core/plan.py */
 
 int pelton_draw(const draw_args *args);
+
+/* Where the panels of a weight come from that is not packed: fill writes one of bfloat16. It is asked
+   for a panel once for each block of rows. */
+typedef struct {
+    void (*fill)(const void *context, int64_t panel, uint16_t *to);
+    const void *context;
+} panel_source;
+
+/* The same, for a kernel that has entered the pool already. drawn: its head is args; or NULL. source:
+   of the weight, with use_amx only; or NULL. */
+int pelton_linear_entered(const linear_args *args, const draw_args *drawn, const panel_source *source);
 
 /* weight: [n, k], rows `stride` elements apart. packed: [n up to 16s][k up to 32s] elements. */
 void pelton_pack_bf16(const uint16_t *weight, int64_t stride, int64_t n, int64_t k, uint16_t *packed);
