@@ -92,10 +92,10 @@ def bind_blocks(
 ) -> Product:
     """Reads the codes of `weight` in place.
 
-    x is quantised too: each 32 columns of a row (normed, if it is to be) become integers of -127 to
-    127 and a scale, so that a sum is off by no more than max|x| / 254 times the sum of |weight|,
-    added up over such blocks, and float32's rounding. With AMX, unless batch_invariant, 16 rows
-    and more are multiplied in bfloat16, x as it is.
+    x is quantised too: each 32 columns of a row (normed, if it is to be) become integers of -32512
+    to 32512 and a scale, so that a sum is off by no more than max|x| / 21674 times the sum of
+    |weight|, added up over such blocks, and float32's rounding. With AMX, unless
+    batch_invariant, 9 rows and more are multiplied in bfloat16, x as it is.
     """
     args = weight.arguments()
     kept = [weight, _fill(args.linear, signature, mode, norm_weight, bias)]

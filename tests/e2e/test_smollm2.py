@@ -111,13 +111,13 @@ TEXTS = [
 
 
 @needs_kernels
-@pytest.mark.parametrize(("max_num_batched_tokens", "most"), [(1024, 0.005), (8, 0.02)])
+@pytest.mark.parametrize("max_num_batched_tokens", [1024, 8])
 @torch.no_grad()
 def test_perplexity_in_the_file_s_blocks_is_that_of_transformers(
-    llm, oracle, max_num_batched_tokens, most
+    llm, oracle, max_num_batched_tokens
 ):
-    """Within 0.5 % where many rows are multiplied at a time, in bfloat16 with AMX. Few are
-    multiplied in integers, and x in 8 bits costs about 1 %."""
+    """Within 0.5 % where many rows are multiplied at a time, in bfloat16 with AMX, and where few
+    are, in integers."""
     prompts = [llm.get_tokenizer().encode(text).tolist() for text in TEXTS]
     expected = [
         torch.nn.functional.cross_entropy(
@@ -144,7 +144,7 @@ def test_perplexity_in_the_file_s_blocks_is_that_of_transformers(
     num_tokens = sum(len(ids) - 1 for ids in prompts)
     ratio = math.exp((sum(found) - float(sum(expected))) / num_tokens)
     print(f"{num_tokens} tokens, ratio of perplexities {ratio:.5f}")
-    assert 1 - most < ratio < 1 + most
+    assert 0.995 < ratio < 1.005
     assert ratio != 1
 
 
