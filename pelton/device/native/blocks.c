@@ -612,70 +612,48 @@ INLINE void panel_block(int num_rows, int form, const uint8_t *panel, const v16u
 }
 
 /* A few panels of one form side by side: hardware that sees several streams of memory reads further
-   ahead than it does for one (13 against 19 GB/s). What is multiplied after them, `next`, is asked
-   for meanwhile, AHEAD blocks before its turn. */
-INLINE void panels_form(int num_panels, int num_rows, int form, const uint8_t *const *panels,
+   ahead than it does for one (19 against 13 GB/s). What is multiplied after them, `next`, is asked
+   for meanwhile, AHEAD blocks before its turn. sums: [panel][row], at first 0.
+
+   The panels' number is not the compiler's business: their sums go by way of memory from block to
+   block, which costs next to nothing, and there is one function for any number. */
+INLINE void panels_form(int num_rows, int form, int num_panels, const uint8_t *const *panels,
                         const uint8_t *const *next, const x_block *x, int64_t num_blocks,
                         v16f (*sums)[MOST_ROWS]) {
-    v16f total[MOST_PANELS][MOST_ROWS];
-    const uint8_t *codes[MOST_PANELS], *ahead[MOST_PANELS];
-    int64_t near = num_blocks > AHEAD ? num_blocks - AHEAD : 0, block = 0;
-#pragma GCC unroll 4
-    for (int p = 0; p < num_panels; p++) {
-        codes[p] = panels[p] + codes_start(form, num_blocks);
-        ahead[p] = panels[p] + AHEAD * block_bytes(form);
-        for (int r = 0; r < num_rows; r++)
-            total[p][r] = (v16f){0};
-    }
-    for (int is_near = 0; is_near < 2; is_near++) {
-        for (int p = 0; is_near && p < num_panels; p++)
-            ahead[p] = next[p];
-        for (; block < (is_near ? num_blocks : near); block++) {
-#pragma GCC unroll 4
-            for (int p = 0; p < num_panels; p++) {
-                for (int64_t at = 0; at < block_bytes(form); at += 64)
-                    __builtin_prefetch(ahead[p] + at);
-                panel_block(num_rows, form, panels[p], (const v16u *)codes[p], x, block, num_blocks,
-                            total[p]);
-                ahead[p] += block_bytes(form);
-                codes[p] += code_bytes(form);
-            }
+    int64_t start = codes_start(form, num_blocks);
+    int64_t near = num_blocks > AHEAD ? num_blocks - AHEAD : 0;
+    for (int64_t block = 0; block < num_blocks; block++)
+        for (int p = 0; p < num_panels; p++) {
+            const uint8_t *ahead = block < near ? panels[p] + (block + AHEAD) * block_bytes(form)
+                                                : next[p] + (block - near) * block_bytes(form);
+            for (int64_t at = 0; at < block_bytes(form); at += 64)
+                __builtin_prefetch(ahead + at);
+            panel_block(num_rows, form, panels[p],
+                        (const v16u *)(panels[p] + start + block * code_bytes(form)), x, block,
+                        num_blocks, sums[p]);
         }
-    }
-    for (int p = 0; p < num_panels; p++)
-        for (int r = 0; r < num_rows; r++)
-            sums[p][r] = total[p][r];
 }
-
-/* So many panels at a time that their sums stay in registers. */
-#define PANELS_OF(num_rows) \
-    (MOST_ROWS / (num_rows) < MOST_PANELS ? MOST_ROWS / (num_rows) : MOST_PANELS)
 
 /* Functions of their own, or the compiler would see one of thousands of lines. */
 #define PANELS(form, num_rows)                                                                     \
-    static __attribute__((noinline)) void panel_##form##_##num_rows(                               \
-        const uint8_t *const *panels, const uint8_t *const *next, const x_block *x,                \
-        int64_t num_blocks, v16f(*sums)[MOST_ROWS]) {                                              \
-        panels_form(1, num_rows, form, panels, next, x, num_blocks, sums);                         \
-    }                                                                                              \
     static __attribute__((noinline)) void panels_##form##_##num_rows(                              \
-        const uint8_t *const *panels, const uint8_t *const *next, const x_block *x,                \
-        int64_t num_blocks, v16f(*sums)[MOST_ROWS]) {                                              \
-        panels_form(PANELS_OF(num_rows), num_rows, form, panels, next, x, num_blocks, sums);       \
+        int num_panels, const uint8_t *const *panels, const uint8_t *const *next,                  \
+        const x_block *x, int64_t num_blocks, v16f(*sums)[MOST_ROWS]) {                            \
+        panels_form(num_rows, form, num_panels, panels, next, x, num_blocks, sums);                \
     }
 FOR_ROWS(Q4_0, PANELS) FOR_ROWS(Q4_1, PANELS) FOR_ROWS(Q5_0, PANELS) FOR_ROWS(Q5_1, PANELS)
 FOR_ROWS(Q8_0, PANELS) FOR_ROWS(Q4_K, PANELS) FOR_ROWS(Q5_K, PANELS) FOR_ROWS(Q6_K, PANELS)
 
-typedef void (*panels_function)(const uint8_t *const *, const uint8_t *const *, const x_block *,
-                                int64_t, v16f (*)[MOST_ROWS]);
+typedef void (*panels_function)(int, const uint8_t *const *, const uint8_t *const *,
+                                const x_block *, int64_t, v16f (*)[MOST_ROWS]);
 
-/* By form, then from MOST_ROWS down to one row; one panel, and PANELS_OF the rows. */
-static const panels_function panels_functions[NUM_FORMS][4][2] = {
-#define NAMES(form, num_rows) {panel_##form##_##num_rows, panels_##form##_##num_rows},
-#define CASE(form) [form] = {FOR_ROWS(form, NAMES)},
+/* By form, then from MOST_ROWS down to one row. */
+static const panels_function panels_functions[NUM_FORMS][4] = {
+#define NAME(form, num_rows) panels_##form##_##num_rows,
+#define CASE(form) [form] = {FOR_ROWS(form, NAME)},
     CASE(Q4_0) CASE(Q4_1) CASE(Q5_0) CASE(Q5_1) CASE(Q8_0) CASE(Q4_K) CASE(Q5_K) CASE(Q6_K)
 #undef CASE
-#undef NAMES
+#undef NAME
 };
 
 /* Panels that are multiplied together. */
@@ -699,16 +677,15 @@ static group group_of(const job *j, int64_t first, int64_t last) {
 /* next: of as many panels. sums: [panel][row]. */
 static void multiply_group(const group *g, const uint8_t *const *next, const x_block *x,
                            int64_t num_blocks, int num_rows, v16f (*sums)[MOST_ROWS]) {
+    memset(sums, 0, (size_t)g->count * sizeof *sums);
     for (int size = MOST_ROWS, step = 0, row = 0; row < num_rows; size /= 2, step++)
         for (; num_rows - row >= size; row += size)
-            for (int p = 0, together; p < g->count; p += together) {
-                together = PANELS_OF(size);
-                for (int i = 1; i < together; i++)
-                    if (p + i >= g->count || g->form[p + i] != g->form[p])
-                        together = 1;
-                panels_functions[g->form[p]][step][together > 1](
-                    g->panels + p, next + p, x + row * num_blocks, num_blocks,
-                    (v16f(*)[MOST_ROWS])(sums[p] + row));
+            for (int p = 0, alike; p < g->count; p += alike) {
+                for (alike = 1; p + alike < g->count && g->form[p + alike] == g->form[p];)
+                    alike++;
+                panels_functions[g->form[p]][step](alike, g->panels + p, next + p,
+                                                   x + row * num_blocks, num_blocks,
+                                                   (v16f(*)[MOST_ROWS])(sums[p] + row));
             }
 }
 
