@@ -18,8 +18,8 @@ typedef struct {
     int32_t dtype, mode, activation, use_amx;
     int64_t num_rows, num_columns, num_features; /* T, K, N */
     int64_t x_stride, out_stride;                /* elements between rows */
-    /* What the next product reads: so many bytes, of which each part has a share, in order. Fetched
-       while the last of this one is multiplied. NULL: nobody knows. */
+    /* What the next product reads: so many bytes, of which each part has a share, in order. A product
+       of blocks asks for its begin while its own last panels are multiplied. NULL: nobody knows. */
     const void *ahead;
     int64_t ahead_bytes;
 } linear_args;
