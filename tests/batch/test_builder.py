@@ -90,6 +90,30 @@ def assert_rows(rig: BatchRig, model: dict[int, ModelRow]) -> None:
         assert tokens[slot, : len(row.tokens)].tolist() == row.tokens, slot
 
 
+@pytest.mark.parametrize("device", ["cpu", "fake"])
+def test_rows_that_stay_the_same_keep_their_header(device):
+    """What is kept of a step with one token a row is not taken for one of other rows, and nothing
+    that came between changes it."""
+    rig = BatchRig(DEVICES[device](), num_drafts=1)
+    rows = [new_row(slot, [5] * 4, [[1 + slot]] * len(rig.tables.block_sizes)) for slot in range(3)]
+    one_each = [[0, 2], [0, 2], [2, 0], [2, 0], [1, 0, 2], [0, 2], [0, 2]]
+    chunk = [(1, 2, 1, True, 3), (0, 3, 0, False, 0)]
+    lines = [[(slot, 1, 0, True, 3) for slot in slots] for slots in one_each]
+    for step, line in enumerate([lines[0], chunk, *lines, chunk, lines[0]]):
+        plan = plan_of(line, new_rows=rows if step == 0 else (), step=step)
+        batch, staged = rig.start(plan)
+        n, counts = len(line), [row[1] for row in line]
+        logits = [(1 + row[2]) * row[3] for row in line]
+        assert rig.read(batch.step.live).tolist() == [n, sum(counts), sum(logits)]
+        assert rig.read(batch.step.idx_mapping)[:n].tolist() == [row[0] for row in line]
+        assert rig.read(batch.step.query_start_loc).tolist() == np.cumsum([0, *counts]).tolist()
+        assert rig.read(batch.step.cu_num_logits).tolist() == np.cumsum([0, *logits]).tolist()
+        assert batch.slots_np.tolist() == [row[0] for row in line]
+        assert batch.num_logits_np.tolist() == logits
+        assert batch.descriptor.uniform_query_len == (1 if line is not chunk else 0)
+        staged.release()
+
+
 class Random:
     """Random requests that come, are fed in chunks, decode with drafts, and go."""
 

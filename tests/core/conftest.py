@@ -385,6 +385,8 @@ class ToyEngine:
         assert (counts >= 1).all()
         assert (counts[1:] >= counts[:-1]).all()
         assert (plan.num_drafts + plan.samples <= counts).all()
+        if plan.is_one_each:
+            assert ((counts == 1) & plan.samples & (plan.num_drafts == 0)).all()
         assert len({ref.slot for ref in plan.refs}) == plan.num_rows
         assert plan.finished == sorted(plan.finished)
         assert plan.preempted == sorted(plan.preempted)

@@ -67,6 +67,7 @@ def plan_of(
         num_drafts=np.array(columns[2], np.int32),
         num_computed_bound=np.array(columns[4], np.int32),
         samples=np.array(columns[3], np.bool_),
+        is_one_each=all(row[1:4] == (1, 0, True) for row in rows),
         new_rows=list(new_rows),
         block_appends=list(block_appends),
     )
