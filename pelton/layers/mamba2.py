@@ -6,16 +6,16 @@ Source: arXiv 2405.21060, in the form of Granite 4 and Bamba.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
 from pelton.config.model import ModelConfig
 from pelton.core.kv.spec import LayerKV, mamba2_state
 from pelton.layers.context import BuildContext, Communicator, StepContext
 from pelton.layers.linear import LinearAdd, NormLinear
 from pelton.layers.parameter import Parameter, Part, PartName, shard
-from pelton.ops import causal_conv, selective_scan
+from pelton.ops import causal_conv, gated_norm, selective_scan
 from pelton.ops.causal_conv import ConvSignature
-from pelton.ops.recurrent import each_row_alone
+from pelton.ops.gated_norm import GatedNormSignature
+from pelton.ops.gated_norm.reference import gated, scale
 from pelton.ops.registry import bind
 from pelton.ops.selective_scan import ScanSignature
 
@@ -151,6 +151,20 @@ class Mamba2:
             ),
             **{name: parameter.tensor for name, parameter in self.per_head.items()},
         )
+        self._norm_signature = GatedNormSignature(
+            num_groups=self._num_groups,
+            group_size=self._sizes[0] // self._num_groups,
+            eps=self._eps,
+            dtype=build.dtype,
+            device_type=build.device.type,
+            batch_invariant=build.batch_invariant,
+        )
+        self.gate = bind(
+            "gated_norm",
+            gated_norm.CANDIDATES,
+            self._norm_signature,
+            weight=self.gated_norm.tensor,
+        )
 
     def run(self, ctx: StepContext) -> None:
         buffers, num_tokens = ctx.buffers, ctx.num_tokens
@@ -162,27 +176,26 @@ class Mamba2:
         self.convolve(num_tokens, mixed, states.conv, metadata, buffers.convolved)
         x, b, c = torch.split(buffers.convolved, self._sizes, dim=1)
         self.scan(num_tokens, x, dt, b, c, states.ssm, metadata, buffers.scanned)
-        self._gate(buffers.scanned, gate, ctx.communicator)
+        if self._config.num_groups < self._build.size:
+            self._norm_of_shared_group(buffers.scanned, gate, ctx.communicator)
+        else:
+            self.gate(num_tokens, buffers.scanned, gate)
         self.out.run(buffers.scanned, buffers.hidden, ctx.communicator)
 
-    def _gate(self, x: torch.Tensor, gate: torch.Tensor, communicator: Communicator) -> None:
-        """x [T, I] = rms_norm(x * silu(gate)) * weight, in place; the norm over each group."""
-        precise = torch.promote_types(x.dtype, torch.float32)
-        gate = gate.to(precise)
-        gated = each_row_alone(F.silu, gate) if self._build.batch_invariant else F.silu(gate)
-        gated = (gated * x).view(len(x), self._num_groups, -1)
-        squares = gated.square().sum(-1)
-        if self._config.num_groups < self._build.size:
-            # This rank's one group stands on others, too.
-            sharers = self._build.size // self._config.num_groups
-            group = self._build.rank // sharers
-            of_all = squares.new_zeros((len(x), self._config.num_groups))
-            of_all[:, group] = squares[:, 0]
-            communicator.all_reduce(of_all)
-            squares = of_all[:, group, None]
-        mean = squares / (self._config.inner_size // self._config.num_groups)
-        gated *= torch.rsqrt(mean + self._eps)[..., None]
-        torch.mul(gated.view(x.shape).to(x.dtype), self.gated_norm.tensor, out=x)
+    def _norm_of_shared_group(
+        self, x: torch.Tensor, gate: torch.Tensor, communicator: Communicator
+    ) -> None:
+        """gated_norm where this rank's one group stands on others, too."""
+        values = gated(self._norm_signature, x, gate)
+        squares = values.square().sum(-1)
+        num_groups = self._config.num_groups
+        group = self._build.rank // (self._build.size // num_groups)
+        of_all = squares.new_zeros((len(x), num_groups))
+        of_all[:, group] = squares[:, 0]
+        communicator.all_reduce(of_all)
+        size = self._config.inner_size // num_groups
+        squares = of_all[:, group, None]
+        scale(self._norm_signature, values, squares, size, self.gated_norm.tensor, x)
 
     def parameters(self, prefix: str) -> dict[str, Parameter]:
         own = f"{prefix}.mamba"

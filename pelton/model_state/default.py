@@ -16,7 +16,7 @@ from pelton.device.protocol import Device
 from pelton.layers.context import RopeTensors
 from pelton.layers.rope import rope_tables
 from pelton.ops.paged_attention import AttentionMetadata
-from pelton.ops.recurrent import RecurrentMetadata, prepare, row_groups
+from pelton.ops.recurrent import RecurrentMetadata, prepare, row_groups, takes_triton
 from pelton.ops.step_kernels import step_kernel
 
 
@@ -60,6 +60,7 @@ class DefaultModelState:
         at |= dict.fromkeys(states.layer_indices, len(self._groups))
         self._metadata_of_layer = [at[layer] for layer in range(len(at))]
         self._ring = states.ring if states.layer_indices else 0
+        self._prepares = takes_triton(dtype, device.torch_device.type) is not None
         self._dtype = dtype
         self._tables: list[torch.Tensor] = []
         self._gathered: list[torch.Tensor] = []
@@ -89,15 +90,20 @@ class DefaultModelState:
         )
 
     def _recurrent(self, batch: InputBatch) -> RecurrentMetadata:
+        descriptor = batch.descriptor
         meta = RecurrentMetadata(
             idx_mapping=batch.step.idx_mapping,
             query_start_loc=batch.step.query_start_loc,
             seq_lens=batch.inputs.seq_lens,
-            groups=row_groups(batch.query_len_np, batch.computed_bound_np),
-            num_tokens=batch.num_tokens,
             ring=self._ring,
+            max_query_len=descriptor.max_query_len,
+            is_single=descriptor.uniform_query_len == 1,
+            groups=(),
+            num_tokens=batch.num_tokens,
         )
-        self._device.launch(self._prepare_recurrent, meta, batch)
+        if self._prepares:
+            meta.groups = row_groups(batch.query_len_np, batch.computed_bound_np)
+            self._device.launch(self._prepare_recurrent, meta, batch)
         return meta
 
     def _prepare_recurrent(self, meta: RecurrentMetadata, batch: InputBatch) -> None:

@@ -1,10 +1,15 @@
 """What the ops of recurrent layers (causal_conv, selective_scan) share: a step and its states.
 
+There are two kinds of kernels. Those in Triton read lengths on the device and find states by
+themselves, so that a recorded step holds them. All others work on groups of rows of one length,
+which the host knows, and on what `prepare` makes.
+
 States lie in rings, [rows of state, ring, *shape]; batch/recurrent_states.py says where which.
 """
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -44,8 +49,10 @@ class RowGroup:
 class RecurrentMetadata:
     """A batch, as recurrent layers see it.
 
-    Device: idx_mapping [B], query_start_loc [B + 1], seq_lens [B] int32. Host: the live rows, in
-    groups; num_tokens that are live; ring, states per row.
+    Device: idx_mapping [B], query_start_loc [B + 1], seq_lens [B] int32. Host: ring, states per
+    row; max_query_len, a bound of the step's shape; is_single, every token is a row of its own, in
+    order, padding included. Host, not for kernels in Triton: the live rows, in groups, and
+    num_tokens that are live.
     Filled by `prepare`, once per step: reads [B] int64, ring index (slot * ring + ...) of the state
     before a row's first token; is_fresh [B] bool, the row has none: it is zero; writes [B, ring]
     int64, column j: ring index of the state after the row's last token but j. Live rows alone are
@@ -55,12 +62,23 @@ class RecurrentMetadata:
     idx_mapping: torch.Tensor
     query_start_loc: torch.Tensor
     seq_lens: torch.Tensor
+    ring: int
+    max_query_len: int
+    is_single: bool
     groups: tuple[RowGroup, ...]
     num_tokens: int
-    ring: int
     reads: torch.Tensor = field(init=False)
     is_fresh: torch.Tensor = field(init=False)
     writes: torch.Tensor = field(init=False)
+
+
+def takes_triton(dtype: torch.dtype, device_type: str) -> str | None:
+    """Why no kernel in Triton does recurrent layers; None: all of them are."""
+    if device_type != "cuda":
+        return "for a GPU"
+    if dtype == torch.float64:
+        return "counts in float32"
+    return None if importlib.util.find_spec("triton") is not None else "triton is not installed"
 
 
 def prepare(meta: RecurrentMetadata) -> None:

@@ -34,6 +34,7 @@ from pelton.forward.stages import FirstStage, LaterStage, Link, Stage, WholeMode
 from pelton.layers.context import Communicator, OneRank
 from pelton.model_state.default import DefaultModelState
 from pelton.models.protocol import Model
+from pelton.ops.recurrent import takes_triton
 from pelton.runner.heads.protocol import Head
 from pelton.runner.heads.relay import RelayHead
 from pelton.runner.heads.results import ResultRing
@@ -226,7 +227,8 @@ def assemble(
             if place is None or place.previous is None
             else place.previous.send_sampled,
         )
-        can_record = device.records_when_asked or (backend.refreshes_in_place and not has_states)
+        reads_lengths = has_states and takes_triton(dtype, device.torch_device.type) is not None
+        can_record = device.records_when_asked or (backend.refreshes_in_place and not reads_lengths)
         if not config.graphs.is_eager and can_record and place is None:
             executor = RecordedExecutor(
                 device,

@@ -54,9 +54,7 @@ def draw_requests(num_requests: int, seed: int) -> list[Asked]:
     return found
 
 
-def run_load(
-    engine: TinyEngine, asked: list[Asked], seed: int
-) -> tuple[dict[int, list[int]], int]:
+def run_load(engine: TinyEngine, asked: list[Asked], seed: int) -> tuple[dict[int, list[int]], int]:
     """They come in bursts; now and then one is cancelled, and one that runs loses its row.
 
     Tokens of each request that was kept, by its index; and how many lost their row this way.

@@ -27,6 +27,8 @@ def metadata(
         groups=row_groups(np.array(query_lens, np.int32), np.array(starts, np.int32)),
         num_tokens=total,
         ring=ring,
+        max_query_len=max(query_lens, default=0),
+        is_single=set(query_lens) <= {1},
     )
     prepare(meta)
     return meta

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
+from pelton.ops.recurrent import takes_triton
 from pelton.ops.registry import Candidate
 
 
@@ -31,4 +32,10 @@ def _takes_any(signature: ConvSignature) -> str | None:
     return None
 
 
-CANDIDATES = (Candidate("reference", "pelton.ops.causal_conv.reference:causal_conv", _takes_any),)
+def _takes_triton(signature: ConvSignature) -> str | None:
+    return takes_triton(signature.dtype, signature.device_type)
+
+
+_PACKAGE = "pelton.ops.causal_conv"
+REFERENCE = Candidate("reference", f"{_PACKAGE}.reference:causal_conv", _takes_any)
+CANDIDATES = (Candidate("triton", f"{_PACKAGE}.triton:causal_conv", _takes_triton), REFERENCE)

@@ -32,7 +32,7 @@ def row_keys(seeds, positions):
 
 
 @triton.jit
-def _two_atanh(s):
+def two_atanh(s):
     """2 atanh(s) = log((1 + s) / (1 - s)), |s| <= 1/3, to float32's last bits."""
     q = s * s
     p = q * (1.0 / 15) + 1.0 / 13
@@ -51,7 +51,7 @@ def _log(x):
     # mantissa in [sqrt(1/2), sqrt(2))
     exponent = (bits - 0x3F3504F3) >> 23
     m = (bits - (exponent << 23)).to(tl.float32, bitcast=True)
-    return exponent.to(tl.float32) * 0.6931471805599453 + _two_atanh((m - 1) / (m + 1))
+    return exponent.to(tl.float32) * 0.6931471805599453 + two_atanh((m - 1) / (m + 1))
 
 
 @triton.jit
@@ -67,6 +67,6 @@ def gumbel_noise(token_ids, key0, key1):
     w = tl.minimum((w + 0.5) * 4.656612873077393e-10, 0.9999999403953552)
     # -log(1 - w); 1 - w is exact above 1/2
     half = tl.minimum(w, 0.5)
-    small = _two_atanh(half / (2 - half))
+    small = two_atanh(half / (2 - half))
     large = -_log(1 - tl.maximum(w, 0.5))
     return -_log(tl.where(w <= 0.5, small, large))

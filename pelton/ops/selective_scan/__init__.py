@@ -10,7 +10,8 @@ h * G // H. Per token, with step = clamp(softplus(dt + dt_bias), *dt_limits):
 All in float32 (float64 for float64). Padding tokens get 0 and no state. Source: arXiv 2405.21060.
 Tolerance against float64, relative to the largest value: 1e-5 in float32, 2e-2 in bfloat16.
 The reference goes token by token, with rows together, and a row's bits depend on nothing else.
-"chunked" treats runs of tokens as products of matrices (section 6 of the paper).
+"chunked" treats runs of tokens as products of matrices (section 6 of the paper), and so does
+"triton" without batch_invariant.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 
 import torch
 
+from pelton.ops.recurrent import takes_triton
 from pelton.ops.registry import Candidate
 
 
@@ -44,9 +46,14 @@ def _takes_variant(signature: ScanSignature) -> str | None:
     return "its sums depend on chunk sizes" if signature.batch_invariant else None
 
 
+def _takes_triton(signature: ScanSignature) -> str | None:
+    return takes_triton(signature.dtype, signature.device_type)
+
+
 _PACKAGE = "pelton.ops.selective_scan"
 REFERENCE = Candidate("reference", f"{_PACKAGE}.reference:selective_scan", _takes_any)
 CANDIDATES = (
+    Candidate("triton", f"{_PACKAGE}.triton:selective_scan", _takes_triton),
     Candidate("chunked", f"{_PACKAGE}.chunked:selective_scan", _takes_variant),
     REFERENCE,
 )
