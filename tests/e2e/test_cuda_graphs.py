@@ -7,7 +7,9 @@ import threading
 
 import pytest
 import torch
+from e2e.test_cuda import HYBRID
 from support.dense_attention import NAME
+from support.families import tiny_model
 from support.plain import greedy, logprobs_of, seeded
 from support.tiny import TinyEngine, oracle_greedy, prompts_of, tiny_llama
 
@@ -109,6 +111,36 @@ def test_another_thread_works_in_the_same_queue():
     thread.start()
     thread.join()
     assert found == [[oracle_greedy(tiny_llama(), p, 12) for p in PROMPTS]]
+
+
+@pytest.mark.parametrize("backend", ["triton", "triton_invariant"])
+@pytest.mark.parametrize("num_drafts", [0, 3])
+def test_recurrent_layers(num_drafts, backend):
+    """Twice, so that the second time checkpoints of states are hit."""
+    speculation = SpeculationConfig()
+    if num_drafts:
+        speculation = SpeculationConfig(
+            method="ngram",
+            num_speculative_tokens=num_drafts,
+            prompt_lookup_min=1,
+            prompt_lookup_max=3,
+        )
+    folder = tiny_model("GraniteMoeHybrid", **HYBRID)
+    engine = TinyEngine(
+        folder,
+        device="cuda",
+        attention_backend=backend,
+        batch_invariant=backend.endswith("invariant"),
+        graphs=GRAPHS,
+        speculation=speculation,
+    )
+    prompts = [p * 2 for p in PROMPTS]
+    expected = [oracle_greedy(folder, p, 12) for p in prompts]
+    for _ in range(2):
+        assert engine.generate(prompts) == expected
+    executor = engine.worker._assembled.executor
+    assert executor.num_replayed > 10
+    assert not executor.unrecorded()
 
 
 def logprobs(graphs: GraphsConfig, **changes) -> list:
