@@ -62,8 +62,9 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def with_shape(args: EngineArgs, shape: str | None) -> EngineArgs:
-    """`args` with a random model of that shape, or as they are without one.
+def with_shape(args: EngineArgs, shape: str | None, *, has_tokenizer: bool = False) -> EngineArgs:
+    """`args` with a random model of that shape, or as they are without one. has_tokenizer: the
+    model gets one, too, for servers.
 
     Raises ConfigError for a shape that is not known, and for one beside a model.
     """
@@ -79,4 +80,25 @@ def with_shape(args: EngineArgs, shape: str | None) -> EngineArgs:
     folder = Path(tempfile.mkdtemp(prefix="pelton-shape-")) / shape
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(SHAPES[shape]))
+    if has_tokenizer:
+        write_tokenizer(folder, SHAPES[shape]["vocab_size"])
     return dataclasses.replace(args, model=str(folder), load_format="dummy")
+
+
+def write_tokenizer(folder: Path, vocab_size: int) -> None:
+    """A tokenizer whose tokens are some letters each: byte-level, without merges."""
+    # GPT-2's names of the bytes: those that print stand for themselves, the others follow.
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [0x100 + place for place in range(256 - len(printable))]
+    names = [chr(code) for code in [*printable, *others]]
+    names += [f"Ġ{number:x}" for number in range(vocab_size - len(names))]
+    vocab = {name: number for number, name in enumerate(names[:vocab_size])}
+    bytes_ = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    text = {
+        "version": "1.0",
+        "added_tokens": [],
+        "pre_tokenizer": bytes_,
+        "decoder": bytes_,
+        "model": {"type": "BPE", "vocab": vocab, "merges": []},
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(text))

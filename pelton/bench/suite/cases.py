@@ -11,9 +11,11 @@ from typing import Any, Literal
 from pelton.config.names import known_names
 from pelton.errors import ConfigError
 
-Kind = Literal["decode", "total", "output", "prefill"]
-Timing = tuple[float, float]
-"""Seconds of a run that makes one token (0 where the case has none), and of the whole run."""
+Kind = Literal["decode", "total", "output", "prefill", "serving"]
+Timing = tuple[float, ...]
+"""Seconds of a run that makes one token (0 where the case has none), and of the whole run. Of
+serving: seconds of a gap between tokens that 99 % keep to, seconds to the first token in the
+median, and tokens per second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +24,9 @@ class Case:
 
     kind: what is told of it. decode: milliseconds per decode step, and for one row those until the
     first token too; total, output, prefill: tokens per second of the whole run, counting prompts
-    and answers, answers, prompts.
+    and answers, answers, prompts; serving: gaps, first tokens and answers' tokens per second over
+    HTTP, where batch_size requests come each second for so many seconds, one of each second's with
+    a prompt of long_len.
     """
 
     name: str
@@ -30,6 +34,8 @@ class Case:
     batch_size: int
     input_len: int
     output_len: int
+    long_len: int = 0
+    seconds: int = 0
 
     @property
     def has_first(self) -> bool:
@@ -37,6 +43,9 @@ class Case:
 
     def rows(self) -> list[tuple[str, str]]:
         """(name, unit) of each figure."""
+        if self.kind == "serving":
+            units = ("ms", "ms", "tokens/s")
+            return list(zip(self._serving_names(), units, strict=True))
         if self.kind != "decode":
             return [(self.name, "tokens/s")]
         first = [("first_token", "ms")] if self.batch_size == 1 and self.name == "decode1" else []
@@ -44,12 +53,23 @@ class Case:
 
     def values(self, timings: Sequence[Timing]) -> dict[str, tuple[float, list[float]]]:
         """Per figure: its value, of the medians of the runs, and one of each run."""
+        if self.kind == "serving":
+            return self._of_server(timings)
         firsts, wholes = [t[0] for t in timings], [t[1] for t in timings]
         medians = (statistics.median(firsts), statistics.median(wholes))
         found = {self.name: (self._value(medians), [self._value(one) for one in timings])}
         if len(self.rows()) == 2:
             found["first_token"] = (medians[0] * 1e3, [value * 1e3 for value in firsts])
         return found
+
+    def _serving_names(self) -> tuple[str, str, str]:
+        return f"{self.name}_gap99", f"{self.name}_first", f"{self.name}_rate"
+
+    def _of_server(self, timings: Sequence[Timing]) -> dict[str, tuple[float, list[float]]]:
+        gaps, firsts, rates = zip(*timings, strict=True)
+        columns = ([t * 1e3 for t in gaps], [t * 1e3 for t in firsts], list(rates))
+        medians = ((statistics.median(column), column) for column in columns)
+        return dict(zip(self._serving_names(), medians, strict=True))
 
     def _value(self, timing: Timing) -> float:
         if self.kind == "decode":
@@ -69,7 +89,8 @@ class Subject:
     shape: a name from bench/shapes.py, or None for the embedded model. engine: arguments of the
     engine beside the user's. iterations: of each case. start: "first token" | "ready": until when
     a start from nothing is timed; both with kernels to be compiled and with them at hand, or, for
-    "ready", with them at hand alone. is_live: peers that are installed run here, too, in turns.
+    "ready", with them at hand alone; "no": not. is_live: peers that are installed run here, too, in
+    turns. is_served: the engine is behind a server.
     """
 
     name: str
@@ -78,12 +99,13 @@ class Subject:
     engine: dict[str, Any]
     iterations: int
     cases: tuple[Case, ...]
-    start: Literal["first token", "ready"] = "first token"
+    start: Literal["first token", "ready", "no"] = "first token"
     is_live: bool = False
+    is_served: bool = False
 
     def start_rows(self) -> list[tuple[str, str]]:
-        names = ("start_cold", "start_warm") if self.start == "first token" else ("start_warm",)
-        return [(name, "s") for name in names]
+        names = {"first token": ("start_cold", "start_warm"), "ready": ("start_warm",), "no": ()}
+        return [(name, "s") for name in names[self.start]]
 
 
 START = "start"
@@ -100,6 +122,15 @@ _GPU = (
     Case("offline", "total", 256, 1024, 256),
 )
 _LONG = (Case("decode1_4k", "decode", 1, 4096, 256),)
+_FAR = (
+    Case("decode1_32k", "decode", 1, 32768, 64),
+    Case("decode8_32k", "decode", 8, 32768, 64),
+)
+_INVARIANT = tuple(case for case in _GPU if case.name in ("decode1", "decode64", "prefill"))
+_SERVED = (
+    Case("serve8", "serving", 8, 128, 128, long_len=4096, seconds=10),
+    Case("serve64", "serving", 64, 128, 128, long_len=4096, seconds=10),
+)
 _SPARSE = tuple(case for case in _GPU if case.name in ("decode1", "decode64", "prefill"))
 _CPU = (
     Case("batch1", "output", 1, 32, 128),
@@ -114,6 +145,25 @@ SUBJECTS = (
     Subject("qwen3-0.6b", "cuda", "qwen3-0.6b", _GPU_ENGINE, 9, _GPU),
     Subject("qwen3-8b", "cuda", "qwen3-8b", _GPU_ENGINE, 5, _GPU + _LONG),
     Subject("qwen3-30b-a3b", "cuda", "qwen3-30b-a3b", _GPU_ENGINE, 3, _SPARSE),
+    Subject(
+        "8b-32k",
+        "cuda",
+        "qwen3-8b",
+        {"max_model_len": 33280, "max_num_seqs": 16},
+        3,
+        _FAR,
+        "no",
+    ),
+    Subject(
+        "8b-invariant",
+        "cuda",
+        "qwen3-8b",
+        _GPU_ENGINE | {"batch_invariant": True},
+        3,
+        _INVARIANT,
+        "no",
+    ),
+    Subject("8b-served", "cuda", "qwen3-8b", _GPU_ENGINE, 3, _SERVED, "no", is_served=True),
     Subject(
         "smollm2-bf16",
         "cpu",
@@ -151,11 +201,13 @@ def chosen(device: str, only: str | None) -> list[tuple[Subject, bool]]:
             return not words or any(word in (of, case, f"{of}/{case}") for word in words)
 
         cases = tuple(case for case in subject.cases if is_meant(case.name))
-        if cases or is_meant(START):
-            found.append((dataclasses.replace(subject, cases=cases), is_meant(START)))
+        has_start = subject.start != "no" and is_meant(START)
+        if cases or has_start:
+            found.append((dataclasses.replace(subject, cases=cases), has_start))
     return found
 
 
 def _names(subject: Subject) -> list[str]:
-    cases = [START, *(case.name for case in subject.cases)]
+    start = () if subject.start == "no" else (START,)
+    cases = [*start, *(case.name for case in subject.cases)]
     return [subject.name, *cases, *(f"{subject.name}/{case}" for case in cases)]

@@ -17,15 +17,18 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from pelton.bench import machine, measure, profile, report
+from pelton.bench.overhead import serve
 from pelton.bench.shapes import with_shape
 from pelton.bench.suite.cases import ENGINE, Case, Timing
 from pelton.bench.suite.live import open_live
+from pelton.bench.suite.served import Served
 from pelton.config.engine import EngineArgs, EngineConfig
 from pelton.core.plan import Int32Array
 from pelton.engine.llm import LLM
@@ -38,7 +41,7 @@ _SPECIAL_IDS = 1000
 class Request:
     """args: of the engine. shape: a name from bench/shapes.py. deadline: of time.monotonic, which
     all processes of a machine share. profile: the beginning of the paths of traces; None = none.
-    is_live: take turns with the peers that can run here."""
+    is_live: take turns with the peers that can run here. is_served: behind a server."""
 
     args: dict[str, Any]
     shape: str | None
@@ -47,6 +50,7 @@ class Request:
     deadline: float
     profile: str | None = None
     is_live: bool = False
+    is_served: bool = False
 
     @classmethod
     def of(cls, text: str) -> Request:
@@ -72,16 +76,23 @@ class Prompts:
         return self._generator.integers(self._low, self._high, shape, dtype=np.int32)
 
 
-def run_case(side: measure.Side, prompts: Prompts, case: Case) -> Timing:
-    """Seconds of one run. Raises EngineError if an answer is not whole."""
+AnySide = measure.Side | Served
+
+
+def run_case(side: AnySide, prompts: Prompts, case: Case) -> Timing:
+    """What one run took. Raises EngineError if an answer is not whole."""
+    if isinstance(side, Served):
+        return side.run(case, prompts.draw)
     shape = (case.batch_size, case.input_len)
     first = measure.timed_generate(side, prompts.draw(*shape), 1) if case.has_first else 0.0
     return first, measure.timed_generate(side, prompts.draw(*shape), case.output_len)
 
 
-def warm_up(side: measure.Side, prompts: Prompts, case: Case) -> None:
+def warm_up(side: AnySide, prompts: Prompts, case: Case) -> None:
     """What the case's first run would otherwise be the first to do."""
-    if case.has_first or case.output_len > 1:
+    if isinstance(side, Served):
+        side.warm_up(case, prompts.draw)
+    elif case.has_first or case.output_len > 1:
         side.generate(prompts.draw(case.batch_size, min(case.input_len, 128)), 8)
     else:
         side.generate(prompts.draw(1, case.input_len), 1)
@@ -99,7 +110,7 @@ class Rounds:
         self._seconds: dict[tuple[str, str], float] = {}
         self._failed: set[tuple[str, str]] = set()
 
-    def run(self, sides: Mapping[str, measure.Side], prompts: Prompts, write: _Writer) -> None:
+    def run(self, sides: Mapping[str, AnySide], prompts: Prompts, write: _Writer) -> None:
         """sides: by name, the engine first; in each round they take turns, in swapped order. One
         that fails is not asked for that case again."""
         for round_ in range(self._iterations):
@@ -114,9 +125,7 @@ class Rounds:
         needed = sum(self._seconds.get((case.name, name), 0.0) for name in names)
         return time.monotonic() + needed > self._deadline
 
-    def _once(
-        self, case: Case, name: str, side: measure.Side, prompts: Prompts, write: _Writer
-    ) -> None:
+    def _once(self, case: Case, name: str, side: AnySide, prompts: Prompts, write: _Writer) -> None:
         key = (case.name, name)
         try:
             if key not in self._seconds:
@@ -142,7 +151,10 @@ class _Writer:
 def main(fd: int, text: str) -> None:
     write = _Writer(fd)
     request = Request.of(text)
-    args = with_shape(EngineArgs(**request.args), request.shape)
+    args = with_shape(EngineArgs(**request.args), request.shape, has_tokenizer=request.is_served)
+    if request.is_served:
+        _serve(request, args, write)
+        return
     llm = LLM(**{field.name: getattr(args, field.name) for field in dataclasses.fields(args)})
     write({"ready": True})
     side = measure.EngineSide(llm)
@@ -168,6 +180,20 @@ def main(fd: int, text: str) -> None:
     # Without an orderly end of everything: what was measured is written, and the next one waits.
     sys.stderr.flush()
     os._exit(0)
+
+
+def _serve(request: Request, args: EngineArgs, write: _Writer) -> None:
+    """The cases of a server, in a process of its own. It has no traces."""
+    assert args.model is not None, "a model of its own, for its tokenizer"
+    vocab_size = json.loads((Path(args.model) / "config.json").read_text())["vocab_size"]
+    device = machine.torch_device(args.device)
+    facts = dataclasses.asdict(machine.facts(device))
+    write({"context": {"engine_args": request.args, "machine": facts}})
+    with serve(args) as (url, _):
+        write({"ready": True})
+        prompts = Prompts(vocab_size, args.seed)
+        rounds = Rounds(request.cases, request.iterations, request.deadline)
+        rounds.run({ENGINE: Served(url)}, prompts, write)
 
 
 def _profile(

@@ -15,9 +15,9 @@ EQUAL = 0.95
 @dataclass(frozen=True, slots=True)
 class Figure:
     """peer: the peer's figure; floor: what the hardware allows; goal: Pelton's, None = no slower
-    than the peer. All in the case's unit; 0 = not known."""
+    than the peer, if there is one. All in the case's unit; 0 = not known."""
 
-    peer: float
+    peer: float = 0.0
     floor: float = 0.0
     goal: float | None = None
 
@@ -44,6 +44,11 @@ _CPU_MACHINE = (
     "random token ids, greedy, end of sequence ignored, prefix cache off, 2026-11."
 )
 
+_FLOORS = (
+    "No peer; floors of one NVIDIA H200, as above: bytes of weights, keys and values over the read "
+    "rate, operations over the sustained rate."
+)
+
 # subject -> the peer that it is compared with
 PEERS: dict[str, Peer] = {
     "qwen3-8b": Peer(
@@ -62,6 +67,20 @@ PEERS: dict[str, Peer] = {
             "prefill": Figure(40346, 46400),
             "start_cold": Figure(70, goal=15),
             "start_warm": Figure(42, goal=6),
+        },
+    ),
+    "8b-32k": Peer(
+        "",
+        _FLOORS,
+        {"decode1_32k": Figure(floor=4.69), "decode8_32k": Figure(floor=12.9)},
+    ),
+    "8b-invariant": Peer(
+        "",
+        _FLOORS,
+        {
+            "decode1": Figure(floor=3.53),
+            "decode64": Figure(floor=4.09),
+            "prefill": Figure(floor=46400),
         },
     ),
     "qwen3-0.6b": Peer(

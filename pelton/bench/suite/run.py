@@ -191,7 +191,7 @@ class _Run:
                         others.setdefault(event["case"], []).append(tuple(event["timing"]))
                         self._result.note(subject.name, live_timings_s=live)
                 elif "timing" in event:
-                    timings[event["case"]].append((event["timing"][0], event["timing"][1]))
+                    timings[event["case"]].append(tuple(event["timing"]))
                     self._result.note(subject.name, timings_s=timings)
                 elif "profile" in event:
                     profiles[event["case"]] = event["profile"]
@@ -255,6 +255,7 @@ class _Run:
             deadline=self._deadline,
             profile=self._trace_path(),
             is_live=self._subject.is_live,
+            is_served=self._subject.is_served,
         )
         read, write = os.pipe()
         begin = time.monotonic()

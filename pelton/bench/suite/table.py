@@ -48,7 +48,7 @@ def _row(
     figure = peer.figures.get(name) if peer else None
     ratio = None
     status = why if value is None else ""
-    if value is not None and figure is not None:
+    if value is not None and figure is not None and (figure.peer or figure.goal):
         ratio = _speed_ratio(value, figure.peer, unit)
         status = "met" if _is_met(value, figure, unit) else "missed"
     return Row(
@@ -58,7 +58,7 @@ def _row(
         status=status,
         value=value,
         samples=tuple(samples),
-        peer=figure.peer if figure else None,
+        peer=(figure.peer or None) if figure else None,
         floor=(figure.floor or None) if figure else None,
         goal=figure.goal if figure else None,
         ratio=ratio,

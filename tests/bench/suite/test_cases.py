@@ -16,7 +16,9 @@ def test_all_by_default():
     assert [s.name for s, _ in chosen("cuda", None)] == [
         s.name for s in SUBJECTS if s.device == "cuda"
     ]
-    assert all(start for _, start in chosen("cuda", None))
+    starts = {s.name: start for s, start in chosen("cuda", None)}
+    assert starts["qwen3-8b"]
+    assert not starts["8b-32k"]
 
 
 def test_only():
@@ -24,6 +26,7 @@ def test_only():
         "qwen3-0.6b": (["prefill"], False),
         "qwen3-8b": (["decode1", "prefill"], False),
         "qwen3-30b-a3b": (["prefill"], False),
+        "8b-invariant": (["prefill"], False),
     }
     names, start = _meant("cuda", "qwen3-8b")["qwen3-8b"]
     assert "decode256" in names
@@ -32,6 +35,8 @@ def test_only():
 
 
 def test_what_is_refused():
+    with pytest.raises(ConfigError, match="only='8b-32k/start' is no case"):
+        chosen("cuda", "8b-32k/start")
     with pytest.raises(ConfigError, match=r"only='decode2' is no case.*decode"):
         chosen("cuda", "decode2")
     with pytest.raises(ConfigError, match="device='xpu' has no suite; there is one of cpu, cuda"):
@@ -46,6 +51,17 @@ def test_a_decode_case_is_what_the_tokens_after_the_first_take():
     assert samples == [250.0, 2000.0, 625.0]
     assert values["first_token"] == (1000.0, [1000.0, 1000.0, 500.0])
     assert case.rows() == [("decode1", "ms"), ("first_token", "ms")]
+
+
+def test_a_served_case_has_three_figures():
+    case = Case("serve8", "serving", 8, 128, 16)
+    values = case.values([(0.01, 0.2, 90.0), (0.03, 0.1, 100.0), (0.02, 0.4, 80.0)])
+    assert values["serve8_gap99"] == (20.0, [10.0, 30.0, 20.0])
+    assert values["serve8_first"] == (200.0, [200.0, 100.0, 400.0])
+    assert values["serve8_rate"] == (90.0, [90.0, 100.0, 80.0])
+    assert case.rows() == [
+        ("serve8_gap99", "ms"), ("serve8_first", "ms"), ("serve8_rate", "tokens/s")
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("kind", "tokens"), [("total", 60), ("output", 20), ("prefill", 40)])

@@ -52,6 +52,14 @@ def test_without_figures_nothing_is_met_or_missed():
     assert (row.value, row.status, row.peer, row.goal) == (1000.0, "", None, None)
 
 
+def test_a_floor_alone_is_told_and_nothing_is_met_or_missed(monkeypatch):
+    found = {"far": Figure(floor=0.5)}
+    monkeypatch.setattr(table, "PEERS", {SUBJECT.name: Peer("", "y", found)})
+    (row,) = rows_of_case(SUBJECT, Case("far", "decode", 3, 1, 2), [(1.0, 1.001)], "")
+    assert (row.floor, row.peer, row.ratio, row.status) == (0.5, None, None, "")
+    assert "-" in line(row)
+
+
 def test_a_start():
     row = row_of_start(SUBJECT, "start_warm", 4.0)
     assert (row.status, row.ratio, row.unit) == ("met", 2.5, "s")
