@@ -55,6 +55,16 @@ def strided(x: torch.Tensor, device: str) -> torch.Tensor:
     return wide[:, 3 : 3 + x.shape[1]]
 
 
+def apart(states: torch.Tensor, device: str) -> torch.Tensor:
+    """[R, ring, *shape] -> a copy with something else behind each state, as beside a layer's other
+    kind of state."""
+    flat = states.flatten(2)
+    wide = torch.full((*flat.shape[:2], flat.shape[2] + 8), torch.nan, dtype=states.dtype)
+    wide = wide.to(device)
+    wide[..., : flat.shape[2]] = flat.to(device)
+    return wide[..., : flat.shape[2]].unflatten(2, states.shape[2:])
+
+
 def check_conv(
     rows: Rows,
     *,
@@ -83,7 +93,7 @@ def check_conv(
     reference_conv(replace(signature, dtype=torch.float64), **doubles)(
         x.double(), moved, meta, expected
     )
-    found, out = states.to(device, copy=True), torch.full_like(x, torch.nan)
+    found, out = apart(states, device), torch.full_like(x, torch.nan)
     out = strided(out, device)
     kernel = causal_conv(signature, **{name: w.to(device) for name, w in weights.items()})
     kernel(strided(x, device), found, on(device, meta), out)
@@ -164,7 +174,7 @@ def check_scan(
     reference_scan(replace(signature, dtype=torch.float64), **doubles)(
         *(t.double() for t in (x, dt, b, c)), moved, meta, expected
     )
-    found = states.to(device, copy=True)
+    found = apart(states, device)
     out = strided(torch.full_like(x, torch.nan), device)
     kernel(*(strided(t, device) for t in (x, dt, b, c)), found, on(device, meta), out)
     error = (out.cpu().double() - expected).abs().max() / expected.abs().max()

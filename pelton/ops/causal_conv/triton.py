@@ -41,6 +41,8 @@ def convolve(
     C,
     stride_x,
     stride_out,
+    stride_slot,
+    stride_ring,
     WIDTH: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     IS_SINGLE: tl.constexpr,
@@ -60,7 +62,7 @@ def convolve(
     slot = tl.load(idx_mapping + row, mask=is_live, other=0).to(tl.int64)
     start = seq_len - (end - first)
     STATE: tl.constexpr = WIDTH - 1
-    before = (slot * ring + (start + ring - 1) % ring) * STATE
+    before = slot * stride_slot + (start + ring - 1) % ring * stride_ring
     offset = tokens - first
     wide = tokens.to(tl.int64)
     total = tl.zeros([BLOCK_T, BLOCK_C], tl.float32)
@@ -74,7 +76,7 @@ def convolve(
             other=0.0,
         )
         remembered = tl.load(
-            states + (before + at + STATE)[:, None] * C + channels[None, :],
+            states + (before + (at + STATE) * C)[:, None] + channels[None, :],
             mask=is_state,
             other=0.0,
         )
@@ -91,13 +93,13 @@ def convolve(
         mask=(tokens < num_tokens)[:, None] & inside,
     )
     if IS_SINGLE:
-        after = (slot * ring + (seq_len + ring - 1) % ring) * STATE
+        after = slot * stride_slot + (seq_len + ring - 1) % ring * stride_ring
         is_row = is_live[:, None] & inside
         # In the order of time: what is written has been read.
         for i in tl.static_range(STATE):
             if i + 1 < STATE:
                 moved = tl.load(
-                    states + (before + i + 1)[:, None] * C + channels[None, :],
+                    states + (before + (i + 1) * C)[:, None] + channels[None, :],
                     mask=is_row & (start > 0)[:, None],
                     other=0.0,
                 )
@@ -105,7 +107,7 @@ def convolve(
                 moved = tl.load(
                     x + wide[:, None] * stride_x + channels[None, :], mask=is_row, other=0.0
                 )
-            tl.store(states + (after + i)[:, None] * C + channels[None, :], moved, mask=is_row)
+            tl.store(states + (after + i * C)[:, None] + channels[None, :], moved, mask=is_row)
 
 
 @triton.jit(do_not_specialize=["ring"])
@@ -118,6 +120,8 @@ def move_states(
     ring,
     C,
     stride_x,
+    stride_slot,
+    stride_ring,
     WIDTH: tl.constexpr,
     BLOCK_W: tl.constexpr,
     BLOCK_C: tl.constexpr,
@@ -133,15 +137,15 @@ def move_states(
     slot = tl.load(idx_mapping + row).to(tl.int64)
     STATE: tl.constexpr = WIDTH - 1
     taps = tl.arange(0, BLOCK_W)
-    before = (slot * ring + (start + ring - 1) % ring) * STATE
+    before = states + slot * stride_slot + (start + ring - 1) % ring * stride_ring
     # All of it first: one of the new states takes its place.
     old = tl.load(
-        states + (before + taps)[:, None] * C + channels[None, :],
+        before + (taps * C)[:, None] + channels[None, :],
         mask=(taps < STATE)[:, None] & inside[None, :] & (start > 0),
         other=0.0,
     ).to(tl.float32)
     for back in range(tl.minimum(ring, length)):
-        after = (slot * ring + (seq_len - 1 - back) % ring) * STATE
+        after = states + slot * stride_slot + (seq_len - 1 - back) % ring * stride_ring
         for i in tl.static_range(STATE):
             at = length - back + i - STATE  # among the row's tokens
             token = tl.load(
@@ -151,7 +155,7 @@ def move_states(
             )
             kept = tl.sum(tl.where((taps == at + STATE)[:, None], old, 0.0), 0)
             value = tl.where(at >= 0, token, kept.to(token.dtype))
-            tl.store(states + (after + i) * C + channels, value, mask=inside)
+            tl.store(after + i * C + channels, value, mask=inside)
 
 
 def causal_conv(
@@ -176,12 +180,13 @@ def causal_conv(
         convolve[(triton.cdiv(num_tokens, block_t), num_parts)](
             x, states, weight, bias, out, *where, num_rows, num_tokens,
             (num_rows - 1).bit_length(), meta.ring, channels, x.stride(0), out.stride(0),
+            *states.stride()[:2],
             WIDTH=width, HAS_BIAS=bias is not None, IS_SINGLE=is_single,
             BLOCK_T=block_t, BLOCK_C=_CHANNELS,
         )  # fmt: skip
         if not is_single:
             move_states[(num_rows, num_parts)](
-                x, states, *where, meta.ring, channels, x.stride(0),
+                x, states, *where, meta.ring, channels, x.stride(0), *states.stride()[:2],
                 WIDTH=width, BLOCK_W=triton.next_power_of_2(width), BLOCK_C=_CHANNELS,
             )  # fmt: skip
 

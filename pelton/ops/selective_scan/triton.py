@@ -58,10 +58,9 @@ def _num_chunked(length, ring):
 
 
 @triton.jit
-def _states(states, slot, position, ring, head, p, n, NUM_HEADS: tl.constexpr, P, N):
-    """Where a part of a row's state after a position lies."""
-    index = (slot * ring + (position + ring) % ring) * NUM_HEADS + head
-    return states + index * (P * N) + (p[:, None] * N + n[None, :])
+def _state_of(states, slot, position, ring, stride_slot, stride_ring):
+    """Where a row's state after a position begins."""
+    return states + slot * stride_slot + (position + ring) % ring * stride_ring
 
 
 @triton.jit(do_not_specialize=["ring"])
@@ -86,7 +85,8 @@ def scan_chunks(
     stride_b,
     stride_c,
     stride_out,
-    NUM_HEADS: tl.constexpr,
+    stride_slot,
+    stride_ring,
     HEADS_PER_GROUP: tl.constexpr,
     P: tl.constexpr,
     N: tl.constexpr,
@@ -113,9 +113,11 @@ def scan_chunks(
         return
 
     is_state = in_p[:, None] & in_n[None, :]
-    before = _states(states, slot, start - 1, ring, head, p, n, NUM_HEADS, P, N)
+    states += head * (P * N)
+    inner = p[:, None] * N + n[None, :]
+    before = _state_of(states, slot, start - 1, ring, stride_slot, stride_ring)
     # What lies in a fresh row's ring may be anything, NaN too.
-    state = tl.load(before, mask=is_state & (start > 0), other=0.0)
+    state = tl.load(before + inner, mask=is_state & (start > 0), other=0.0)
     rate = -tl.exp(tl.load(a_log + head))
     skip = tl.load(d + head)
     bias = tl.load(dt_bias + head)
@@ -161,8 +163,8 @@ def scan_chunks(
         kept = (scaled * until_end[:, None]).to(OPERAND)
         state *= tl.exp(whole.to(tl.float32))
         state = tl.dot(tl.trans(kept), bs.to(OPERAND), state, input_precision=PRECISION)
-    after = _states(states, slot, start + count - 1, ring, head, p, n, NUM_HEADS, P, N)
-    tl.store(after, state, mask=is_state)
+    after = _state_of(states, slot, start + count - 1, ring, stride_slot, stride_ring)
+    tl.store(after + inner, state, mask=is_state)
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_tokens", "ring"])
@@ -189,7 +191,8 @@ def scan_tokens(
     stride_b,
     stride_c,
     stride_out,
-    NUM_HEADS: tl.constexpr,
+    stride_slot,
+    stride_ring,
     HEADS_PER_GROUP: tl.constexpr,
     P: tl.constexpr,
     N: tl.constexpr,
@@ -226,8 +229,10 @@ def scan_tokens(
         return
 
     is_state = in_p[:, None] & in_n[None, :]
-    before = _states(states, slot, start + done - 1, ring, head, p, n, NUM_HEADS, P, N)
-    state = tl.load(before, mask=is_state & (start + done > 0), other=0.0)
+    states += head * (P * N)
+    inner = p[:, None] * N + n[None, :]
+    before = _state_of(states, slot, start + done - 1, ring, stride_slot, stride_ring)
+    state = tl.load(before + inner, mask=is_state & (start + done > 0), other=0.0)
     rate = -tl.exp(tl.load(a_log + head))
     skip = tl.load(d + head)
     bias = tl.load(dt_bias + head)
@@ -242,8 +247,8 @@ def scan_tokens(
         result = tl.sum(state * cs[None, :], 1) + xs * skip
         tl.store(out + token * stride_out, result.to(out.dtype.element_ty), mask=in_p)
         if length - 1 - t < ring:
-            after = _states(states, slot, start + t, ring, head, p, n, NUM_HEADS, P, N)
-            tl.store(after, state, mask=is_state)
+            after = _state_of(states, slot, start + t, ring, stride_slot, stride_ring)
+            tl.store(after + inner, state, mask=is_state)
 
 
 def selective_scan(
@@ -255,7 +260,6 @@ def selective_scan(
     tile = TILES[signature.dtype]
     whole_p = max(16, triton.next_power_of_2(head_dim))
     sizes = {
-        "NUM_HEADS": num_heads,
         "HEADS_PER_GROUP": num_heads // signature.num_groups,
         "P": head_dim,
         "N": signature.state_size,
@@ -279,7 +283,9 @@ def selective_scan(
             out.zero_()
             return
         tensors = (x, dt, b, c, states, out, meta.idx_mapping, meta.query_start_loc, meta.seq_lens)
-        strides = (x.stride(0), dt.stride(0), b.stride(0), c.stride(0), out.stride(0))
+        strides = (
+            *(t.stride(0) for t in (x, dt, b, c, out)), states.stride(0), states.stride(1)
+        )  # fmt: skip
         has_chunks = not signature.batch_invariant and meta.max_query_len > FEW
         if has_chunks:
             block_p = min(whole_p, tile.block_p)
