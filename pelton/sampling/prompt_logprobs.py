@@ -13,7 +13,7 @@ from pelton.batch.participant import StepParticipant
 from pelton.core.plan import Int32Array, LogprobRows, NewRow, SlotRef
 from pelton.device.protocol import Device
 from pelton.errors import RequestError
-from pelton.ops.logprobs import logprobs
+from pelton.ops.step_kernels import step_kernel
 from pelton.ops.step_tensors import RowTensors
 from pelton.sampling.sampler import SampleOutput
 
@@ -127,6 +127,7 @@ class PromptLogprobRows(StepParticipant):
         self._device = device
         self._rows = rows
         self._head = head
+        self._logprobs = step_kernel("logprobs", device.torch_device.type)
         self._max_tokens = max_tokens
         self._max_logprobs = max_logprobs
         self._width_np = np.full(num_rows, -1, np.int32)
@@ -236,7 +237,7 @@ class PromptLogprobRows(StepParticipant):
             for piece in tile
         ]
         self._head(torch.cat([hidden[piece.first : piece.last] for piece in tile]), logits)
-        logprobs(
+        self._logprobs(
             logits,
             torch.cat(targets),
             out.token_logprobs[:n],

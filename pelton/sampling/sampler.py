@@ -12,10 +12,8 @@ import torch
 
 from pelton.core.plan import PROCESSOR_FAILED, Int32Array
 from pelton.device.protocol import Device
-from pelton.ops.argmax import argmax
 from pelton.ops.lm_head_sample import DrawRows
-from pelton.ops.lm_head_sample.reference import judge
-from pelton.ops.logprobs import logprobs
+from pelton.ops.step_kernels import step_kernel
 from pelton.ops.step_tensors import RowTensors
 from pelton.sampling.logits_source import LogitsSource
 from pelton.sampling.row_lists import NO_LISTS
@@ -231,6 +229,7 @@ class Sampler:
         for span in plan.spans:
             self._sample(span, plan.pool, logits, slots, positions, out)
         width = plan.logprob_width
+        logprobs = step_kernel("logprobs", logits.device.type)
         for start, stop in plan.logprob_spans:
             logprobs(
                 logits[start:stop],
@@ -256,7 +255,7 @@ class Sampler:
         out_max = raw.new_empty(len(raw), dtype=torch.float32)
         failed_rows: list[int] = []
         if not span.needs:
-            argmax(raw, out_ids, out_max)
+            step_kernel("argmax", raw.device.type)(raw, out_ids, out_max)
             raw_max = out_max
         else:
             raw_max = raw.amax(-1).to(torch.float32)
@@ -277,7 +276,7 @@ class Sampler:
                     stage(tile)
             failed_rows = tile.failed_rows
         # The raw maximum too: a mask may have hidden a NaN.
-        judge(raw_max, out_max, out_ids, out.status[at])
+        step_kernel("judge", raw.device.type)(raw_max, out_max, out_ids, out.status[at])
         for row in failed_rows:
             out.status[at][row] = PROCESSOR_FAILED
             out_ids[row] = 0

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from pelton.batch.staged import StagedTensor
-from pelton.ops.row_tokens import row_tokens
+from pelton.ops.step_kernels import step_kernel
 from pelton.ops.step_tensors import PROMPT_LEN, RowTensors
 from pelton.sampling.processors import Processor
 from pelton.sampling.row_lists import NO_LISTS, ListSizes
@@ -81,6 +81,7 @@ class Tile:
     def tokens_at(self, index: torch.Tensor) -> torch.Tensor:
         """[n, W] int32, the tokens at [n, W] places of the rows' requests; see ops/row_tokens."""
         out = torch.empty(index.shape, dtype=torch.int32, device=index.device)
+        row_tokens = step_kernel("row_tokens", index.device.type)
         row_tokens(self.state.fields, self.state.tokens, self.slots, index, out)
         return out
 

@@ -89,6 +89,19 @@ def costly_params(config: EngineConfig) -> SamplingParams:
     )
 
 
+def other_params(config: EngineConfig) -> tuple[SamplingParams, ...]:
+    """With `costly_params` all that takes kernels of its own in the sampler: greedy rows, many
+    candidates, the whole vocabulary, and few log-probabilities."""
+    few = min(2, config.max_logprobs, config.model.vocab_size)
+    return (
+        SamplingParams(
+            temperature=0.0, presence_penalty=0.5, logit_bias={0: 1.0}, min_tokens=1, logprobs=0
+        ),
+        SamplingParams(temperature=1.0, top_k=100, min_p=0.1, logprobs=few),
+        SamplingParams(temperature=1.0, top_p=0.9),
+    )
+
+
 def _largest_step(config: EngineConfig, probe: Assembled, num_groups: int) -> None:
     """As many tokens and rows as a step may have, and the sampler's most costly options."""
     left, longest = config.scheduler.max_num_batched_tokens, config.max_model_len - 1

@@ -41,7 +41,7 @@ from pelton.runner.self_test import TESTED_TOKENS, SelfTest
 from pelton.runner.synthetic import synthetic_plan, time_prompt, warm_up
 from pelton.weights.loader import load_weights
 from pelton.weights.source import open_source
-from pelton.worker.sizing import costly_params, fit_cache
+from pelton.worker.sizing import costly_params, fit_cache, other_params
 
 # Tokens: many enough that a step is bound by products, and not by the weights' way through memory.
 _TIMED_PROMPT = 256
@@ -223,13 +223,16 @@ class Worker:
             return
         with self._phase("compile kernels"):
             most = self.config.scheduler.max_num_batched_tokens
-            plan = synthetic_plan(
-                made.reserved_slot,
-                query_lens=[1] * min(self.config.scheduler.max_num_seqs, most),
-                num_groups=len(with_tables(made.groups)),
-                params=costly_params(self.config),
-            )
-            rehearse(self.device, made.runner, made.executor, most, [plan])
+            plans = [
+                synthetic_plan(
+                    made.reserved_slot,
+                    query_lens=[1] * min(self.config.scheduler.max_num_seqs, most),
+                    num_groups=len(with_tables(made.groups)),
+                    params=params,
+                )
+                for params in (costly_params(self.config), *other_params(self.config))
+            ]
+            rehearse(self.device, made.runner, made.executor, most, plans)
             self._compilers.close()
 
     def _record(self) -> None:
@@ -238,8 +241,9 @@ class Worker:
         made, logger = self._assembled, logging.getLogger("pelton")
         if not isinstance(made.executor, RecordedExecutor):
             logger.warning(
-                "No step is recorded: a CUDA graph cannot hold attention_backend=%r or recurrent "
-                "layers, which need lengths on the host. Small models are much slower so.",
+                "No step is recorded: a CUDA graph cannot hold attention_backend=%r, or recurrent "
+                "layers in float64 or without triton, which need lengths on the host. Small models "
+                "are much slower so.",
                 self.config.attention_backend,
             )
             return
@@ -251,6 +255,7 @@ class Worker:
             with_tables(self.groups),
             reserved_slot=made.reserved_slot,
             max_rows=self.config.scheduler.max_num_seqs,
+            is_recurrent=self.config.model.is_recurrent,
         )
         config = self.config
         has_room = test.num_blocks <= config.cache.num_blocks

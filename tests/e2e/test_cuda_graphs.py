@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -174,11 +175,18 @@ def test_what_is_measured_is_kept_to():
     assert memory is not None
     params = SamplingParams(temperature=0.7, max_tokens=20, ignore_eos=True, detokenize=False)
     prompts = [{"prompt_token_ids": ids} for ids in prompts_of([5, 40, 90] * 20)]
-    for options in ({}, {"top_p": 0.9, "logprobs": 3}):
+    many: list[dict[str, Any]] = [
+        {},
+        {"top_p": 0.9, "logprobs": 3},
+        {"top_k": 20, "top_p": 0.95, "min_p": 0.05},
+        {"top_k": 90, "repetition_penalty": 1.1, "frequency_penalty": 0.1},
+        {"temperature": 0.0, "logit_bias": {5: 1.0}, "min_tokens": 2, "logprobs": 0},
+    ]
+    for options in many:
         llm.generate(prompts, dataclasses.replace(params, **options), use_tqdm=False)
     while llm._loop.idle():
         pass
-    for options in ({}, {"top_p": 0.9, "logprobs": 3}):
+    for options in many:
         llm.generate(prompts, dataclasses.replace(params, **options), use_tqdm=False)
     # Of this process alone: others use the GPU, too.
     held = memory.weights + memory.activations + memory.graphs + memory.kv

@@ -10,10 +10,18 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.heads import check_draw, check_fused, check_gumbel_argmax
+from support.heads import check_candidates, check_draw, check_fused, check_gumbel_argmax
+from support.logit_stages import (
+    check_argmax,
+    check_judge,
+    check_logprobs,
+    check_min_p,
+    check_penalties,
+    check_row_tokens,
+)
 from support.moe import CASES, PLAIN, check_triton
 from support.steps import check_drafts, check_no_verification_rows, check_staged_write, check_step
-from support.top import check_keep_top
+from support.top import check_keep_top, check_top_k_top_p
 
 from pelton.ops.step_kernels import step_kernel
 
@@ -65,6 +73,38 @@ def test_rms_norm(width, dtype):
 @pytest.mark.parametrize("vocab", [2, 1000, 4097, 151936])
 def test_top_k_and_top_p(vocab):
     check_keep_top(step_kernel("keep_top", "cuda"), vocab=vocab, device="cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("vocab", [2, 1000, 4097, 49153, 151936])
+def test_few_candidates(vocab):
+    for width in (1, 5, 64, 65, 256):
+        check_top_k_top_p(
+            step_kernel("top_k_top_p", "cuda"), vocab=vocab, width=width, device="cuda"
+        )
+        check_candidates(step_kernel("gumbel_argmax", "cuda"), num_candidates=width, device="cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("vocab", [3, 1000, 49153, 151936])
+def test_stages_of_the_sampler(vocab):
+    for width in (1, 40, 513, 3000):
+        check_penalties(step_kernel("penalties", "cuda"), vocab=vocab, width=width, device="cuda")
+    check_min_p(step_kernel("min_p", "cuda"), vocab=vocab, device="cuda")
+    for dtype in DTYPES:
+        check_argmax(step_kernel("argmax", "cuda"), vocab=vocab, dtype=dtype, device="cuda")
+        for width in (0, 1, 20, 200):
+            check_logprobs(
+                step_kernel("logprobs", "cuda"), vocab=vocab, width=min(width, vocab), dtype=dtype,
+                device="cuda",
+            )  # fmt: skip
+
+
+@pytest.mark.gpu
+def test_tokens_and_status_of_rows():
+    for num_drafts in (0, 3):
+        check_row_tokens(step_kernel("row_tokens", "cuda"), num_drafts=num_drafts, device="cuda")
+    check_judge(step_kernel("judge", "cuda"), device="cuda")
 
 
 @pytest.mark.gpu

@@ -27,6 +27,7 @@ def made(engine: TinyEngine) -> SelfTest:
         with_tables(assembled.groups),
         reserved_slot=assembled.reserved_slot,
         max_rows=engine.config.scheduler.max_num_seqs,
+        is_recurrent=False,
     )
 
 

@@ -24,11 +24,27 @@ if __name__ == "__main__":
 
 import torch
 from support.codes import CODES
-from support.heads import check_draw, check_fused, check_gumbel_argmax
+from support.heads import check_candidates, check_draw, check_fused, check_gumbel_argmax
+from support.logit_stages import (
+    check_argmax,
+    check_judge,
+    check_logprobs,
+    check_min_p,
+    check_penalties,
+    check_row_tokens,
+)
 from support.moe import CASES, PLAIN, check_triton
 from support.products import ACTIVATIONS, ODD, OPS, TritonProduct
 from support.steps import check_drafts, check_no_verification_rows, check_staged_write, check_step
-from support.top import check_keep_top
+from support.top import check_keep_top, check_top_k_top_p
+from support.triton_recurrent import (
+    FEW,
+    MANY,
+    SINGLE,
+    check_conv,
+    check_gated_norm,
+    check_scan,
+)
 
 from pelton.ops.registry import Kernel
 from pelton.ops.step_kernels import step_kernel
@@ -66,6 +82,26 @@ def head() -> None:
     check_fused(fused, sizes=(130, 72), num_rows=5, dtype=torch.float32, device="cuda")
 
 
+def stages() -> None:
+    check_top_k_top_p(kernel_of("top_k_top_p"), vocab=4097, width=20, device="cuda")
+    check_top_k_top_p(kernel_of("top_k_top_p"), vocab=1001, width=70, device="cuda")
+    check_candidates(kernel_of("gumbel_argmax"), num_candidates=70, device="cuda")
+    check_penalties(kernel_of("penalties"), vocab=101, width=600, device="cuda")
+    check_row_tokens(kernel_of("row_tokens"), num_drafts=3, device="cuda")
+    check_min_p(kernel_of("min_p"), vocab=4097, device="cuda")
+    check_argmax(kernel_of("argmax"), vocab=8195, dtype=BF16, device="cuda")
+    check_logprobs(kernel_of("logprobs"), vocab=4097, width=20, dtype=BF16, device="cuda")
+    check_judge(kernel_of("judge"), device="cuda")
+
+
+def recurrent() -> None:
+    for rows in (SINGLE, FEW, MANY):
+        for ring in (1, 3):
+            check_conv(rows, ring=ring, channels=300, num_padding=3, dtype=BF16, device="cuda")
+            check_scan(rows, ring=ring, num_padding=3, dtype=BF16, device="cuda")
+    check_gated_norm(3, 2, 700, BF16, device="cuda")
+
+
 def products() -> None:
     rows = {
         "one_row": (1,),
@@ -98,23 +134,24 @@ def experts() -> None:
         check_triton(many, signature, 5 * num_rows + 2, 2e-2)
 
 
-def attention() -> None:
+def attention(is_fixed: bool = False) -> None:
     from test_triton_attention import Case
 
     one = {"dtype": BF16, "device": "cuda", "head_dim": 64, "rotary_dim": 64, "block_size": 16}
     decode = [(1, 1), (1, 70), (1, 17)]
     mixed = [(1, 7), (3, 9), (70, 105)]
-    for is_fixed in (False, True):
-        Case(lens=decode, pad_rows=1, pad_tokens=1, **one).check(is_fixed=is_fixed)
-        Case(lens=[(1, 1030), (1, 3)], heads=(6, 1), **one).check(is_fixed=is_fixed)
-        Case(lens=[(3, 7), (3, 75), (3, 900)], **one).check(is_fixed=is_fixed)
-        Case(lens=mixed, pad_rows=2, pad_tokens=3, **one).check(is_fixed=is_fixed)
-        Case(
-            lens=mixed, window=40, softcap=5.0, has_sinks=True, is_head_major=True, **one
-        ).check(is_fixed=is_fixed, times=1)  # fmt: skip
-        for code in CODES.values():
-            for lens in (decode, mixed):
-                Case(lens=lens, kv_codes=code, pad_tokens=2, **one).check(is_fixed=is_fixed)
+    Case(lens=decode, pad_rows=1, pad_tokens=1, **one).check(is_fixed=is_fixed)
+    Case(lens=[(1, 1030), (1, 3)], heads=(6, 1), **one).check(is_fixed=is_fixed)
+    Case(lens=[(3, 7), (3, 75), (3, 900)], **one).check(is_fixed=is_fixed)
+    Case(lens=mixed, pad_rows=2, pad_tokens=3, **one).check(is_fixed=is_fixed)
+    Case(
+        lens=mixed, window=40, softcap=5.0, has_sinks=True, is_head_major=True, **one
+    ).check(is_fixed=is_fixed, times=1)  # fmt: skip
+    for code in CODES.values():
+        for lens in (decode, mixed):
+            Case(lens=lens, kv_codes=code, pad_tokens=2, **one).check(is_fixed=is_fixed)
+    if is_fixed:
+        return
     Case(lens=[(1, 9), (600, 1100)], heads=(8, 2), **one).check(times=1)
     Case(
         lens=mixed, dtype=torch.float32, device="cuda", head_dim=24, rotary_dim=12, has_norm=False
@@ -124,9 +161,12 @@ def attention() -> None:
 GROUPS: dict[str, Callable[[], None]] = {
     "steps": steps,
     "head": head,
+    "stages": stages,
+    "recurrent": recurrent,
     "products": products,
     "experts": experts,
     "attention": attention,
+    "fixed_attention": lambda: attention(is_fixed=True),
 }
 
 if __name__ == "__main__":

@@ -98,6 +98,30 @@ def check_gumbel_argmax(kernel: Any, *, vocab: int, device: str = "cpu") -> None
     assert on[4][5] == -torch.inf
 
 
+def check_candidates(kernel: Any, *, num_candidates: int, device: str = "cpu") -> None:
+    """A draw among candidates in any order, against the reference."""
+    torch.manual_seed(num_candidates)
+    num_rows = 6
+    values = torch.randn(num_rows, num_candidates) * 3
+    values[:, num_candidates // 2 + 1 :] = -torch.inf
+    values[2] = values[2, 0]
+    values[4, 0], values[5] = torch.nan, -torch.inf
+    ids = torch.stack([torch.randperm(7 * num_candidates)[:num_candidates] for _ in values]).int()
+    temperature = torch.tensor([0.0, 1.0, 0.0, 2.0, 1.0, 1.0])
+    seeds, positions = torch.arange(6) * 10**17, torch.arange(6, dtype=torch.int32)
+    out_ids, best = torch.full((6,), -7, dtype=torch.int32), torch.full((6,), -7.0)
+    gumbel_argmax(values, ids, temperature, seeds, positions, out_ids, best)
+    args = (values, ids, temperature, seeds, positions, torch.zeros_like(out_ids), best.clone())
+    on = [one.to(device) for one in args]
+    kernel(*on)
+    found_ids, found = on[5].cpu(), on[6].cpu()
+    assert found_ids[:4].tolist() == out_ids[:4].tolist()
+    torch.testing.assert_close(found[:4], best[:4], rtol=1e-6, atol=1e-6)
+    assert all(found_ids[row] in ids[row] for row in range(num_rows))
+    assert not bool(found[4] < torch.inf)
+    assert found[5] == -torch.inf
+
+
 def check_fused(
     make: Any, *, sizes: tuple[int, int], num_rows: int, dtype: torch.dtype, device: str = "cpu"
 ) -> None:

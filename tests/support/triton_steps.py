@@ -11,10 +11,18 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from support.heads import check_draw, check_fused, check_gumbel_argmax
+from support.heads import check_candidates, check_draw, check_fused, check_gumbel_argmax
+from support.logit_stages import (
+    check_argmax,
+    check_judge,
+    check_logprobs,
+    check_min_p,
+    check_penalties,
+    check_row_tokens,
+)
 from support.moe import CASES, PLAIN, check_triton
 from support.steps import check_drafts, check_no_verification_rows, check_staged_write, check_step
-from support.top import check_keep_top
+from support.top import check_keep_top, check_top_k_top_p
 
 
 def kernel_of(op: str) -> Any:
@@ -31,11 +39,19 @@ def check_in_interpreter() -> None:
     keep_top = importlib.import_module("pelton.ops.keep_top.triton")
     keep_top._BLOCK = 64
     check_keep_top(keep_top.keep_top, vocab=70, kinds=("ties",))
+    check_top_k_top_p(kernel_of("top_k_top_p"), vocab=300, width=5, kinds=("ties",))
+    check_penalties(kernel_of("penalties"), vocab=50, width=600)
+    check_row_tokens(kernel_of("row_tokens"), num_drafts=3)
+    check_min_p(kernel_of("min_p"), vocab=70)
+    check_argmax(kernel_of("argmax"), vocab=70, dtype=torch.float32)
+    check_logprobs(kernel_of("logprobs"), vocab=300, width=5, dtype=torch.float16)
+    check_judge(kernel_of("judge"))
     head = importlib.import_module("pelton.ops.lm_head_sample.triton")
     for vocab in (1, 8200):
         check_draw(head.drawer, vocab=vocab, dtype=torch.float32, max_rows=5)
     noisy = importlib.import_module("pelton.ops.gumbel_argmax.triton")
     check_gumbel_argmax(noisy.gumbel_argmax, vocab=300)
+    check_candidates(noisy.gumbel_argmax, num_candidates=5)
     check_fused(head.fused, sizes=(130, 72), num_rows=3, dtype=torch.float16)
     check_fused(head.fused, sizes=(64, 128), num_rows=16, dtype=torch.float32)
     moe = importlib.import_module("pelton.ops.moe.triton")

@@ -10,7 +10,7 @@ from pelton.ops.causal_conv import ConvSignature
 from pelton.ops.recurrent import RecurrentMetadata
 from pelton.ops.registry import Kernel
 
-_CHANNELS, _TOKENS = 128, 8
+_CHANNELS, _TOKENS, _SINGLE_TOKENS = 128, 16, 4
 
 
 @triton.jit
@@ -174,7 +174,7 @@ def causal_conv(
             out.zero_()
             return
         is_single = meta.is_single and num_rows == num_tokens
-        block_t = min(_TOKENS, triton.next_power_of_2(num_tokens)) if is_single else _TOKENS
+        block_t = _SINGLE_TOKENS if is_single else _TOKENS
         num_parts = triton.cdiv(channels, _CHANNELS)
         where = (meta.idx_mapping, meta.query_start_loc, meta.seq_lens)
         convolve[(triton.cdiv(num_tokens, block_t), num_parts)](

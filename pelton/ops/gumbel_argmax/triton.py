@@ -5,9 +5,11 @@ import functools
 import torch
 
 from pelton.ops.gumbel_argmax import reference
+from pelton.ops.gumbel_argmax.triton_candidates import draw_candidate
 from pelton.ops.lm_head_sample import DrawRows
 from pelton.ops.lm_head_sample.triton import drawer
 
+_MOST_CANDIDATES = 1024
 _drawer = functools.cache(drawer)
 
 
@@ -20,7 +22,15 @@ def gumbel_argmax(
     out_ids: torch.Tensor,
     out_max: torch.Tensor,
 ) -> None:
-    """Candidates, of which there are few, by the reference."""
+    """Many candidates, beside which a sort has cost more, by the reference."""
+    if token_ids is not None and token_ids.shape[1] <= _MOST_CANDIDATES:
+        num_rows, num_candidates = token_ids.shape
+        draw_candidate[(num_rows,)](
+            logits, token_ids, temperature, seeds, positions, out_ids, out_max,
+            logits.stride(0), token_ids.stride(0), num_candidates,
+            BLOCK=64 if num_candidates <= 64 else _MOST_CANDIDATES,
+        )  # fmt: skip
+        return
     if token_ids is not None:
         reference.gumbel_argmax(logits, token_ids, temperature, seeds, positions, out_ids, out_max)
         return

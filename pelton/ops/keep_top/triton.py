@@ -13,9 +13,9 @@ _ONE = tl.constexpr(2.0**40)
 
 
 @triton.jit
-def _keys(values):
-    """float32 -> uint32 in the same order, -0 = +0."""
-    bits = (values + 0.0).to(tl.int32, bitcast=True)
+def keys_of(values):
+    """Numbers of at most 32 bits -> uint32 in the same order, -0 = +0."""
+    bits = (values.to(tl.float32) + 0.0).to(tl.int32, bitcast=True)
     bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     return bits.to(tl.uint32, bitcast=True) ^ 0x80000000
 
@@ -29,11 +29,11 @@ def _measure(row, columns, V: tl.constexpr, top, IS_MASS: tl.constexpr):
         measure = (tl.exp(values - top) * _ONE).to(tl.int64)
     else:
         measure = tl.zeros_like(columns).to(tl.int64) + 1
-    return _keys(values), tl.where(inside, measure, 0)
+    return keys_of(values), tl.where(inside, measure, 0)
 
 
 @triton.jit
-def _last_to_reach(row, goal, top, V: tl.constexpr, IS_MASS: tl.constexpr, BLOCK: tl.constexpr):
+def last_to_reach(row, goal, top, V: tl.constexpr, IS_MASS: tl.constexpr, BLOCK: tl.constexpr):
     """The largest key at or above which stands at least `goal` (float64)."""
     key = tl.zeros([], tl.uint32)
     for step in range(16):
@@ -89,7 +89,7 @@ def _keep_top(logits, top_k, top_p, stride, V: tl.constexpr, BLOCK: tl.constexpr
     last = tl.zeros([], tl.uint32)
     room = tl.full([], V, tl.int64)
     if k < V:
-        last = _last_to_reach(row, k.to(tl.float64), top, V, False, BLOCK)
+        last = last_to_reach(row, k.to(tl.float64), top, V, False, BLOCK)
     above, mass_above, equal, weight = _around(row, last, top, V, BLOCK)
     if k < V:
         room = k - above
@@ -97,7 +97,7 @@ def _keep_top(logits, top_k, top_p, stride, V: tl.constexpr, BLOCK: tl.constexpr
     if p < 1:
         # The best token stays even at top_p 0.
         goal = tl.maximum(mass.to(tl.float64) * p.to(tl.float64), 1.0)
-        last_p = _last_to_reach(row, goal, top, V, True, BLOCK)
+        last_p = last_to_reach(row, goal, top, V, True, BLOCK)
         # Past what top-k left nothing counts.
         last_p = tl.maximum(last_p, last)
         above, mass_above, equal, weight = _around(row, last_p, top, V, BLOCK)
@@ -114,7 +114,7 @@ def _keep_top(logits, top_k, top_p, stride, V: tl.constexpr, BLOCK: tl.constexpr
         columns = start + tl.arange(0, BLOCK)
         inside = columns < V
         values = tl.load(row + columns, mask=inside, other=float("-inf"))
-        keys = _keys(values)
+        keys = keys_of(values)
         ties = (inside & (keys == last)).to(tl.int64)
         place = seen + tl.cumsum(ties, 0)
         stays = (keys > last) | ((ties > 0) & (place <= room))

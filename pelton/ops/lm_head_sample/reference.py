@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import torch
 
-from pelton.core.plan import ALL_MASKED, NAN_LOGITS, OK
 from pelton.ops.argmax import argmax
 from pelton.ops.gumbel_argmax import gumbel_argmax
+from pelton.ops.judge import judge
 from pelton.ops.lm_head_sample import DrawRows, HeadSignature
 from pelton.ops.registry import Kernel
 
@@ -81,14 +81,3 @@ def _draw_tile(
         out_max,
     )
     judge(logits.amax(-1).to(torch.float32), out_max, out_ids, out_status)
-
-
-def judge(
-    raw_max: torch.Tensor, out_max: torch.Tensor, out_ids: torch.Tensor, out_status: torch.Tensor
-) -> None:
-    """Status of each row; an id that does not count becomes 0. NaN compares false."""
-    is_sound = (raw_max < torch.inf) & (out_max < torch.inf)
-    masked = torch.where(out_max == -torch.inf, ALL_MASKED, OK)
-    status = torch.where(is_sound, masked, NAN_LOGITS)
-    out_status.copy_(status)
-    out_ids.mul_(status == OK)

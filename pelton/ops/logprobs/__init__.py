@@ -11,4 +11,6 @@ Tolerance: 1e-5 absolute.
 
 from pelton.ops.logprobs.reference import logprobs
 
-__all__ = ["logprobs"]
+__all__ = ["KERNELS", "logprobs"]
+
+KERNELS = {"cuda": "pelton.ops.logprobs.triton:logprobs"}

@@ -8,4 +8,6 @@ Source: Nguyen et al., arXiv 2407.01082.
 
 from pelton.ops.min_p.reference import min_p
 
-__all__ = ["min_p"]
+__all__ = ["KERNELS", "min_p"]
+
+KERNELS = {"cuda": "pelton.ops.min_p.triton:min_p"}

@@ -14,4 +14,6 @@ Counts are exact, so a row's result does not depend on N or W.
 
 from pelton.ops.penalties.reference import penalties
 
-__all__ = ["penalties"]
+__all__ = ["KERNELS", "penalties"]
+
+KERNELS = {"cuda": "pelton.ops.penalties.triton:penalties"}

@@ -7,4 +7,6 @@ draft that stands for it behind them; -1 where there is none, or a draft is miss
 
 from pelton.ops.row_tokens.reference import row_tokens
 
-__all__ = ["row_tokens"]
+__all__ = ["KERNELS", "row_tokens"]
+
+KERNELS = {"cuda": "pelton.ops.row_tokens.triton:row_tokens"}

@@ -37,7 +37,7 @@ class ChunkTile:
 
 
 TILES = {
-    torch.bfloat16: ChunkTile(64, 64, 8, tl.bfloat16, "ieee"),
+    torch.bfloat16: ChunkTile(32, 64, 4, tl.bfloat16, "ieee"),
     torch.float16: ChunkTile(32, 64, 8, tl.float32, "tf32"),
     torch.float32: ChunkTile(16, 32, 4, tl.float32, "ieee"),
 }

@@ -16,4 +16,8 @@ Source of top-p: Holtzman et al., arXiv 1904.09751.
 
 from pelton.ops.top_k_top_p.reference import top_k_top_p
 
-__all__ = ["top_k_top_p"]
+__all__ = ["KERNELS", "MAX_CANDIDATES", "top_k_top_p"]
+
+KERNELS = {"cuda": "pelton.ops.top_k_top_p.triton:top_k_top_p"}
+# C at most, of the kernels for a GPU.
+MAX_CANDIDATES = 256

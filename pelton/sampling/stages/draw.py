@@ -1,6 +1,5 @@
 """Choose one token."""
 
-from pelton.ops.argmax import argmax
 from pelton.ops.step_kernels import step_kernel
 from pelton.sampling.rows import Need
 from pelton.sampling.tile import Tile
@@ -9,7 +8,7 @@ from pelton.sampling.tile import Tile
 def draw(tile: Tile) -> None:
     """Greedy rows beside random ones get no noise, which is the same as an argmax."""
     if not tile.span.needs & Need.RANDOM:
-        argmax(tile.scores, tile.out_ids, tile.out_max)
+        step_kernel("argmax", tile.scores.device.type)(tile.scores, tile.out_ids, tile.out_max)
         return
     step_kernel("gumbel_argmax", tile.scores.device.type)(
         tile.scores,

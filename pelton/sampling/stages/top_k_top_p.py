@@ -13,13 +13,16 @@ _SORTED = 1 << 20
 def top_k_top_p(tile: Tile) -> None:
     """From here on only candidates are left, where they are few or sorting costs little."""
     top_k, top_p = tile.param(tile.rows.top_k), tile.param(tile.rows.top_p)
-    sorts = len(tile.scores) * tile.span.num_candidates <= _SORTED
-    if tile.scores.is_cuda and not sorts:
-        step_kernel("keep_top", "cuda")(tile.scores, top_k, top_p)
-        return
     shape = (len(tile.scores), tile.span.num_candidates)
+    kernel = op.top_k_top_p
+    if tile.scores.is_cuda:
+        if shape[1] <= op.MAX_CANDIDATES:
+            kernel = step_kernel("top_k_top_p", "cuda")
+        elif shape[0] * shape[1] > _SORTED:
+            step_kernel("keep_top", "cuda")(tile.scores, top_k, top_p)
+            return
     values = tile.scores.new_empty(shape)
     token_ids = tile.scores.new_empty(shape, dtype=torch.int32)
-    op.top_k_top_p(tile.scores, top_k, top_p, values, token_ids)
+    kernel(tile.scores, top_k, top_p, values, token_ids)
     tile.scores = values
     tile.token_ids = token_ids
