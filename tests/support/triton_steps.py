@@ -44,6 +44,7 @@ def check_in_interpreter() -> None:
     check_row_tokens(kernel_of("row_tokens"), num_drafts=3)
     check_min_p(kernel_of("min_p"), vocab=70)
     check_argmax(kernel_of("argmax"), vocab=70, dtype=torch.float32)
+    importlib.import_module("pelton.ops.logprobs.triton")._BLOCK = 64
     check_logprobs(kernel_of("logprobs"), vocab=300, width=5, dtype=torch.float16)
     check_judge(kernel_of("judge"))
     head = importlib.import_module("pelton.ops.lm_head_sample.triton")
