@@ -14,36 +14,13 @@ import triton.language as tl
 
 from pelton.ops.paged_attention.triton_parts import (
     capped,
-    kv_rows,
-    load_heads,
+    load_tile,
     merge,
     online_softmax,
     rotated,
     wait_for_inputs,
     with_sink,
 )
-
-
-@triton.jit
-def _load_tile(
-    kv_ptr, scale_ptr, row_table, start, end, kv_head, column,
-    stride_block, stride_token, stride_kv, stride_head, dtype: tl.constexpr,
-    NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    BLOCK_N: tl.constexpr, HAS_CODES: tl.constexpr,
-):  # fmt: skip
-    position = start + tl.arange(0, BLOCK_N)
-    in_use = position < end
-    rows = kv_rows(row_table, position, in_use, stride_block, stride_token, BLOCK_SIZE, True)
-    at, scale_at = kv_head * stride_head, NUM_KV_HEADS * HEAD_DIM + kv_head
-    keys = load_heads(
-        kv_ptr, scale_ptr, rows, at, scale_at, in_use, column, dtype, HEAD_DIM, True, HAS_CODES
-    )
-    at += stride_kv
-    scale_at += NUM_KV_HEADS
-    values = load_heads(
-        kv_ptr, scale_ptr, rows, at, scale_at, in_use, column, dtype, HEAD_DIM, True, HAS_CODES
-    )
-    return keys, values
 
 
 @triton.jit
@@ -203,10 +180,10 @@ def decode(
     row_table = table_ptr + row.to(tl.int64) * stride_table
     if IS_EARLY:
         # The first tile is on its way while the query is waited for, normed and rotated.
-        early_keys, early_values = _load_tile(
+        early_keys, early_values = load_tile(
             kv_ptr, scale_ptr, row_table, begin, end, kv_head, column,
             stride_block, stride_token, stride_kv, stride_head, query_ptr.dtype.element_ty,
-            NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_N, HAS_CODES,
+            NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_N, True, HAS_CODES,
         )  # fmt: skip
 
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -260,10 +237,10 @@ def decode(
         )  # fmt: skip
         begin += BLOCK_N
     for start in tl.range(begin, end, BLOCK_N, num_stages=NUM_STAGES):
-        keys, values = _load_tile(
+        keys, values = load_tile(
             kv_ptr, scale_ptr, row_table, start, end, kv_head, column,
             stride_block, stride_token, stride_kv, stride_head, query_ptr.dtype.element_ty,
-            NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_N, HAS_CODES,
+            NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_N, True, HAS_CODES,
         )  # fmt: skip
         top, total, acc = _attend_tile(
             query, keys, values, start, end, last_key, scale, top, total, acc,

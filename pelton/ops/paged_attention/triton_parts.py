@@ -70,6 +70,30 @@ def load_heads(
 
 
 @triton.jit
+def load_tile(
+    kv_ptr, scale_ptr, row_table, start, end, kv_head, column,
+    stride_block, stride_token, stride_kv, stride_head, dtype: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr, IS_MASKED: tl.constexpr, HAS_CODES: tl.constexpr,
+):  # fmt: skip
+    """Keys and values [BLOCK_N, D] of one row's positions from `start` on; IS_MASKED: those from
+    `end` on are 0."""
+    position = start + tl.arange(0, BLOCK_N)
+    in_use = position < end
+    rows = kv_rows(row_table, position, in_use, stride_block, stride_token, BLOCK_SIZE, IS_MASKED)
+    at, scale_at = kv_head * stride_head, NUM_KV_HEADS * HEAD_DIM + kv_head
+    keys = load_heads(
+        kv_ptr, scale_ptr, rows, at, scale_at, in_use, column, dtype, HEAD_DIM, IS_MASKED, HAS_CODES
+    )
+    at += stride_kv
+    scale_at += NUM_KV_HEADS
+    values = load_heads(
+        kv_ptr, scale_ptr, rows, at, scale_at, in_use, column, dtype, HEAD_DIM, IS_MASKED, HAS_CODES
+    )
+    return keys, values
+
+
+@triton.jit
 def capped(products, scale, SOFTCAP: tl.constexpr):
     """(scores, factor) of query-key products: scores * factor are the scores in base 2. The factor
     is positive, so that the largest score can be found before it is multiplied."""

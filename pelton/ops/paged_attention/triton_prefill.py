@@ -16,8 +16,7 @@ import triton.language as tl
 
 from pelton.ops.paged_attention.triton_parts import (
     capped,
-    kv_rows,
-    load_heads,
+    load_tile,
     merge,
     online_softmax,
     wait_for_inputs,
@@ -43,25 +42,16 @@ def _over_pages(
     BLOCK_N: tl.constexpr, IS_MASKED: tl.constexpr, PRECISION: tl.constexpr,
     NUM_STAGES: tl.constexpr,
 ):  # fmt: skip
-    at, scale_at = kv_head * stride_head, NUM_KV_HEADS * HEAD_DIM + kv_head
     for start in tl.range(begin, end, BLOCK_N, num_stages=NUM_STAGES):
-        position = start + tl.arange(0, BLOCK_N)
-        in_use = position < end
-        rows = kv_rows(
-            row_table, position, in_use, stride_block, stride_token, BLOCK_SIZE, IS_MASKED
-        )
-        keys = load_heads(
-            kv_ptr, scale_ptr, rows, at, scale_at, in_use, column, query.dtype,
-            HEAD_DIM, IS_MASKED, HAS_CODES,
-        )  # fmt: skip
-        values = load_heads(
-            kv_ptr, scale_ptr, rows, at + stride_kv, scale_at + NUM_KV_HEADS, in_use, column,
-            query.dtype, HEAD_DIM, IS_MASKED, HAS_CODES,
+        keys, values = load_tile(
+            kv_ptr, scale_ptr, row_table, start, end, kv_head, column,
+            stride_block, stride_token, stride_kv, stride_head, query.dtype,
+            NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_N, IS_MASKED, HAS_CODES,
         )  # fmt: skip
         products = tl.dot(query, tl.trans(keys), input_precision=PRECISION)
         scores, factor = capped(products, scale, SOFTCAP)
         if IS_MASKED:
-            is_seen = _visible(position, last_key, end, WINDOW)
+            is_seen = _visible(start + tl.arange(0, BLOCK_N), last_key, end, WINDOW)
             scores = tl.where(is_seen, scores, float("-inf"))
         top, total, acc = online_softmax(scores, factor, values, top, total, acc, PRECISION)
     return top, total, acc

@@ -62,7 +62,9 @@ def gather(logits, bounds, found, counts, stride, V, ROOM: tl.constexpr, BLOCK: 
     values = tl.load(logits + row * stride + columns, mask=columns < V, other=float("-inf"))
     keys = keys_of(values)
     bound = tl.load(bounds + row).to(tl.uint32, bitcast=True)
-    reaches = ((keys >= bound) & (columns < V)).to(tl.int32)
+    # What a stage before has dropped is no candidate, however few others there are.
+    reaches = (keys >= bound) & (values != float("-inf")) & (columns < V)
+    reaches = reaches.to(tl.int32)
     count = tl.sum(reaches)
     if count > 0:
         place = tl.atomic_add(counts + row, count) + tl.cumsum(reaches, 0) - 1
