@@ -110,13 +110,13 @@ class EngineLoop:
 
     def _check_integrity(self) -> None:
         """The proof reads every block, which takes tens of milliseconds in a large pool; so it is
-        left out of an idle moment that follows the last proof too soon for it to cost 1 % or less.
-        """
+        left out of an idle moment that follows the last proof too soon for it to cost 0.1 % or
+        less."""
         started = time.monotonic()
         if started >= self._next_check:
             self.scheduler.check_integrity()
             ended = time.monotonic()
-            self._next_check = ended + 100 * (ended - started)
+            self._next_check = ended + 1000 * (ended - started)
             self._is_checked = True
 
     def drain(self) -> Updates:
