@@ -22,16 +22,20 @@ def check_penalties(kernel: Any, *, vocab: int, width: int, device: str = "cpu")
     logits = torch.randn(num_rows, vocab) * 3
     tokens = torch.randint(-1, min(vocab + 2, 40), (num_rows, width), dtype=torch.int32)
     tokens[1] = 0
-    num_tokens = torch.tensor([width, width, width // 2, 0, width]).int()
+    # A row's own position may be past what others need to be looked at.
+    num_tokens = torch.tensor([width, width + 9, width // 2, 0, width]).int()
     prompt_len = torch.tensor([width // 3, width // 2, width, 0, 0]).int()
-    repetition = torch.tensor([1.3, 0.7, 2.0, 1.5, 1.0])
-    frequency = torch.tensor([0.1, 0.0, 0.5, 1.0, 0.0])
-    presence = torch.tensor([0.0, -0.6, 0.5, 1.0, 0.0])
-    args = (tokens, prompt_len, num_tokens, repetition, frequency, presence)
+    repetition = [1.3, 0.7, 2.0, 1.5, 1.0]
+    frequency = [0.1, 0.0, 0.5, 1.0, 0.0]
+    presence = [0.0, -0.6, 0.5, 1.0, 0.0]
+    # Columns, as the sampler has them.
+    table = torch.tensor([repetition, frequency, presence]).T.contiguous()
+    args = (tokens, prompt_len, num_tokens, *table.unbind(1))
     found = logits.to(device, copy=True)
     right = logits.clone()
     penalties(right, *args)
-    kernel(found, *(one.to(device) for one in args))
+    on = (tokens.to(device), prompt_len.to(device), num_tokens.to(device))
+    kernel(found, *on, *table.to(device).unbind(1))
     torch.testing.assert_close(found.cpu(), right, rtol=1e-6, atol=1e-6)
     assert torch.equal(found[3:].cpu(), logits[3:]), "every bit of rows that ask for nothing"
 

@@ -14,7 +14,7 @@ from pelton.ops.top_k_top_p.triton import top_k_top_p
 _BLOCK = 4096
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["token_ids", "out_logprobs", "out_ranks"])
 def _look_through(
     logits, token_ids, out_logprobs, out_ranks, tops, log_sums, stride, V, BLOCK: tl.constexpr
 ):
@@ -61,7 +61,8 @@ def logprobs(
             logits, token_ids, out_logprobs, out_ranks, out_top_ids, out_top_logprobs
         )
         return
-    tops, log_sums = torch.empty((2, num_rows), dtype=torch.float32, device=logits.device)
+    tops = torch.empty(num_rows, dtype=torch.float32, device=logits.device)
+    log_sums = torch.empty_like(tops)
     _look_through[(num_rows,)](
         logits, token_ids, out_logprobs, out_ranks, tops, log_sums, logits.stride(0), vocab_size,
         BLOCK=_BLOCK, num_warps=16,
@@ -71,6 +72,6 @@ def logprobs(
         top_p = torch.ones(num_rows, dtype=torch.float32, device=logits.device)
         values = torch.empty((num_rows, width), dtype=torch.float32, device=logits.device)
         ids = torch.empty((num_rows, width), dtype=torch.int32, device=logits.device)
-        top_k_top_p(logits, top_k, top_p, values, ids)
+        top_k_top_p(logits, top_k, top_p, values, ids, keeps_dropped=True)
         out_top_ids.copy_(ids)
         torch.sub(values.sub_(tops[:, None]), log_sums[:, None], out=out_top_logprobs)

@@ -9,7 +9,7 @@ from pelton.ops.step_tensors import NEXT_TOKENS, TOTAL_LEN
 _BLOCK = 1024
 
 
-@triton.jit(do_not_specialize=["width"])
+@triton.jit(do_not_specialize=["width", "index_stride", "out_stride"])
 def _row_tokens(
     fields,
     tokens,

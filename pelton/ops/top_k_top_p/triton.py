@@ -54,7 +54,17 @@ def lower_bound(maxima, top_k, bounds, counts, num_tiles, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def gather(logits, bounds, found, counts, stride, V, ROOM: tl.constexpr, BLOCK: tl.constexpr):
+def gather(
+    logits,
+    bounds,
+    found,
+    counts,
+    stride,
+    V,
+    ROOM: tl.constexpr,
+    KEEPS_DROPPED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """found: [rows, ROOM] int64, what reaches the bound, as far as there is room; counts: how much
     does. Program: (row, BLOCK values)."""
     row = tl.program_id(0).to(tl.int64)
@@ -62,8 +72,10 @@ def gather(logits, bounds, found, counts, stride, V, ROOM: tl.constexpr, BLOCK: 
     values = tl.load(logits + row * stride + columns, mask=columns < V, other=float("-inf"))
     keys = keys_of(values)
     bound = tl.load(bounds + row).to(tl.uint32, bitcast=True)
-    # What a stage before has dropped is no candidate, however few others there are.
-    reaches = (keys >= bound) & (values != float("-inf")) & (columns < V)
+    reaches = (keys >= bound) & (columns < V)
+    if not KEEPS_DROPPED:
+        # What a stage before has dropped is no candidate, however few others there are.
+        reaches = reaches & (values != float("-inf"))
     reaches = reaches.to(tl.int32)
     count = tl.sum(reaches)
     if count > 0:
@@ -144,8 +156,11 @@ def top_k_top_p(
     top_p: torch.Tensor,
     out_values: torch.Tensor,
     out_ids: torch.Tensor,
+    *,
+    keeps_dropped: bool = False,
 ) -> None:
-    """At most MAX_CANDIDATES candidates."""
+    """At most MAX_CANDIDATES candidates. keeps_dropped: with the ids of logits of -inf, too, each
+    once, where there are not enough others."""
     num_rows, vocab_size = logits.shape
     num_candidates = out_values.shape[1]
     assert num_candidates <= MAX_CANDIDATES
@@ -154,7 +169,9 @@ def top_k_top_p(
     room = next(room for room in _ROOMS if 2 * num_candidates <= room)
     num_tiles = triton.cdiv(vocab_size, _TILE)
     maxima = logits.new_empty((num_rows, num_tiles), dtype=torch.int32)
-    bounds, counts = logits.new_empty((2, num_rows), dtype=torch.int32)
+    # Not one of both: kernels are compiled for how addresses are aligned.
+    bounds = logits.new_empty(num_rows, dtype=torch.int32)
+    counts = torch.empty_like(bounds)
     found = logits.new_empty((num_rows, room), dtype=torch.int64)
     stride = logits.stride(0)
     tile_maxima[(num_rows, triton.cdiv(num_tiles, _TILES))](
@@ -167,7 +184,15 @@ def top_k_top_p(
     )  # fmt: skip
     width = _TILE * _TILES
     gather[(num_rows, triton.cdiv(vocab_size, width))](
-        logits, bounds, found, counts, stride, vocab_size, ROOM=room, BLOCK=width
+        logits,
+        bounds,
+        found,
+        counts,
+        stride,
+        vocab_size,
+        ROOM=room,
+        KEEPS_DROPPED=keeps_dropped,
+        BLOCK=width,
     )
     choose[(num_rows,)](
         logits, found, counts, top_k, top_p, out_values, out_ids, stride, out_values.stride(0),
