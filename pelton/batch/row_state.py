@@ -29,7 +29,9 @@ class RowState:
         self._fields = staging.tensor(
             "row_fields", num_rows, NEXT_TOKENS + 1 + num_drafts, torch.int32
         )
-        self._tokens = staging.tensor("row_tokens", num_rows, max_model_len, torch.int32)
+        self._tokens = staging.tensor(
+            "row_tokens", num_rows, max_model_len, torch.int32, is_cold=True
+        )
 
     def add(self, row: NewRow) -> None:
         """Stage all of a row's state, whatever its former owner left there."""

@@ -49,6 +49,9 @@ class EngineArgs:
         state is kept, so that a later prompt that begins alike can start there; a multiple of
         block_size.
     num_threads: threads of the CPU's kernels; its cores if left out.
+    staging_mode: how the host's small writes reach the device: "auto" (what a probe at start finds
+        to work best) | "aliased" (read in place) | "pinned" (copied) | "pageable" (copied from
+        memory that is not pinned, as where none can be).
     max_logprobs: most alternatives to a token that a request may ask for.
     chat_template: a Jinja template, or a file that holds one, instead of the model's own.
     batch_invariant: select fixed-reduction kernels, so that a request's tokens do not depend on
@@ -99,6 +102,7 @@ class EngineArgs:
     attention_backend: str = "auto"
     batch_invariant: bool = False
     num_threads: int | None = None
+    staging_mode: str = "auto"
     max_logprobs: int = 20
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
@@ -140,6 +144,7 @@ class EngineConfig:
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     graphs: GraphsConfig = field(default_factory=GraphsConfig)
     memory: MemoryTable | None = None
+    staging_mode: str = "auto"
     quantization: QuantConfig = field(default_factory=QuantConfig)
 
     @property

@@ -10,6 +10,8 @@ import torch
 
 from pelton.device.native.library import library
 from pelton.device.native.tape import NativeTape
+from pelton.device.protocol import StagingBlock
+from pelton.device.staging import HostMemory
 from pelton.device.tape import Recorder
 from pelton.device.timeline import current, name_of
 
@@ -32,13 +34,14 @@ class CPUDevice:
     poisons = False
     records_when_asked = True
 
-    def __init__(self, num_threads: int | None = None) -> None:
+    def __init__(self, num_threads: int | None = None, staging_mode: str = "auto") -> None:
         if num_threads is not None:
             torch.set_num_threads(num_threads)
         self._recorder = Recorder()
         kernels = library()
         if kernels is not None:
             kernels.set_num_threads(torch.get_num_threads())
+        self.host_memory = HostMemory(self, staging_mode, cold_bytes=None)
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype)
@@ -46,8 +49,23 @@ class CPUDevice:
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype)
 
-    def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype)
+
+    def alias(self, host: torch.Tensor) -> torch.Tensor:
+        return host
+
+    def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return self.host_memory.buffer(shape, dtype)
+
+    def staging_block(self, num_words: int) -> StagingBlock:
+        return self.host_memory.block(num_words)
+
+    def cold_table(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return self.host_memory.table(name, shape, dtype)
+
+    def describe_staging(self) -> str:
+        return self.host_memory.describe()
 
     def attach(self) -> None:
         return None

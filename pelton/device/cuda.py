@@ -13,11 +13,16 @@ from typing import Any
 import torch
 
 from pelton.device.memory import cpu_facts
+from pelton.device.protocol import StagingBlock
+from pelton.device.staging import HostMemory
 from pelton.errors import ConfigError
 
 # With as many cores a thread that waits for the device looks at it all the time: woken by the
 # system it would go on 0.3 ms later, which is a third of a small model's step.
 _SPINNING_CORES = 4
+# Of the GPU's memory, the share that a seldom read table must have before it is worth the way over
+# the bus, which penalties and n-gram drafts take in each step: a hundredth more KV is not seen.
+_COLD_SHARE = 100
 
 
 class CUDAEvent:
@@ -32,6 +37,23 @@ class CUDAEvent:
 
     def wait(self) -> None:
         self._event.synchronize()
+
+
+class _SameAddress:
+    """Pinned memory for torch to see as device memory: with 64-bit addresses both are one. Keeps
+    it, as the tensor made of this does this.
+
+    Source: CUDA programming guide, unified virtual addressing; the CUDA array interface, version 3.
+    """
+
+    def __init__(self, host: torch.Tensor) -> None:
+        self._host = host
+        self.__cuda_array_interface__ = {
+            "shape": tuple(host.shape),
+            "typestr": host.numpy().dtype.str,
+            "data": (host.data_ptr(), False),
+            "version": 3,
+        }
 
 
 class CUDARecording:
@@ -79,7 +101,7 @@ class CUDADevice:
     poisons = False
     records_when_asked = False
 
-    def __init__(self, index: int = 0) -> None:
+    def __init__(self, index: int = 0, staging_mode: str = "auto") -> None:
         if not torch.cuda.is_available():
             raise ConfigError(
                 "device='cuda' needs an NVIDIA GPU and a CUDA build of torch; this machine offers "
@@ -100,6 +122,9 @@ class CUDADevice:
         self.attach()
         self._pool = torch.cuda.graph_pool_handle()
         self._first: torch.cuda.CUDAGraph | None = None
+        self.host_memory = HostMemory(
+            self, staging_mode, cold_bytes=self.memory()[1] // _COLD_SHARE
+        )
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype, device=self.torch_device)
@@ -107,8 +132,29 @@ class CUDADevice:
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=self.torch_device)
 
+    def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        host = torch.zeros(shape, dtype=dtype, pin_memory=True)
+        if host.numel() and not host.is_pinned():
+            # Confidential computing: torch gives plain memory to who asks for pinned memory.
+            raise RuntimeError("pinned memory was asked for, and plain memory given")
+        return host
+
+    def alias(self, host: torch.Tensor) -> torch.Tensor:
+        if host.numel() == 0:
+            return self.empty(tuple(host.shape), host.dtype)
+        return torch.as_tensor(_SameAddress(host), device=self.torch_device)
+
     def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return torch.zeros(shape, dtype=dtype, pin_memory=True)
+        return self.host_memory.buffer(shape, dtype)
+
+    def staging_block(self, num_words: int) -> StagingBlock:
+        return self.host_memory.block(num_words)
+
+    def cold_table(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return self.host_memory.table(name, shape, dtype)
+
+    def describe_staging(self) -> str:
+        return self.host_memory.describe()
 
     def attach(self) -> None:
         torch.cuda.set_stream(self._stream)

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from pelton.device.protocol import StagingBlock
+from pelton.device.staging import HostMemory
 from pelton.device.tape import Recorder, Tape
 
 # What the host may do with a device tensor outside a launch: ask for its shape and make views.
@@ -68,7 +70,10 @@ class FakeEvent:
 
 
 class FakeDevice:
-    """Queued launches, delayed copies. `num_done` counts queue entries that have run."""
+    """Queued launches, delayed copies. `num_done` counts queue entries that have run.
+
+    staging_mode: as in EngineArgs. cold_bytes: see HostMemory.
+    """
 
     name = "fake"
     torch_device = torch.device("cpu")
@@ -76,11 +81,17 @@ class FakeDevice:
     poisons = True
     records_when_asked = True
 
-    def __init__(self) -> None:
+    def __init__(self, staging_mode: str = "auto", cold_bytes: int | None = None) -> None:
         self._queue: deque[tuple[Callable[..., Any], tuple[Any, ...]]] = deque()
         self._recorder = Recorder()
+        self._reset_counts()
+        self.host_memory = HostMemory(self, staging_mode, cold_bytes)
+        self._reset_counts()  # the probe's own
+
+    def _reset_counts(self) -> None:
         self.num_done = 0
         self.num_copies_to_device = 0
+        self.num_launches = 0
         self.max_queued = 0
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -93,8 +104,23 @@ class FakeDevice:
             poison = torch.full(shape, -7, dtype=torch.int64).to(dtype)
         return poison.as_subclass(FakeDeviceTensor)
 
-    def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype)
+
+    def alias(self, host: torch.Tensor) -> torch.Tensor:
+        return host.as_subclass(FakeDeviceTensor)
+
+    def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return self.host_memory.buffer(shape, dtype)
+
+    def staging_block(self, num_words: int) -> StagingBlock:
+        return self.host_memory.block(num_words)
+
+    def cold_table(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return self.host_memory.table(name, shape, dtype)
+
+    def describe_staging(self) -> str:
+        return self.host_memory.describe()
 
     def attach(self) -> None:
         return None
@@ -104,6 +130,7 @@ class FakeDevice:
             self._recorder.launches.append((kernel, args))
             return
         self._queue.append((kernel, args))
+        self.num_launches += 1
         self.max_queued = max(self.max_queued, len(self._queue))
 
     def record(self, run: Callable[[], object]) -> Tape:

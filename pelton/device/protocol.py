@@ -6,6 +6,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 
@@ -26,6 +28,22 @@ class Recording(Protocol):
 
     def replay(self) -> None:
         """Queue them again, in their order."""
+        ...
+
+
+class StagingBlock(Protocol):
+    """Host memory whose contents kernels get to see.
+
+    words: [capacity] int32, the host's to write. The device may read them at any time from
+    `publish` until an event recorded after the last kernel that was given its result has passed:
+    until then they stay unchanged, and the block is kept.
+    """
+
+    words: npt.NDArray[np.int32]
+
+    def publish(self, num_words: int) -> torch.Tensor:
+        """[num_words] int32 for kernels that are launched from now on: the first words as they
+        are."""
         ...
 
 
@@ -58,6 +76,19 @@ class Device(Protocol):
 
     def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Zeroed host memory that the device copies from or to without staging it again."""
+        ...
+
+    def staging_block(self, num_words: int) -> StagingBlock:
+        """Host memory for what the host writes step by step and kernels read once."""
+        ...
+
+    def cold_table(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Zeroed memory that kernels read and write, but seldom: a large one may lie in the host's
+        memory, so nothing but kernels may touch it."""
+        ...
+
+    def describe_staging(self) -> str:
+        """How staging blocks and cold tables lie here, and why: a line for people."""
         ...
 
     def attach(self) -> None:

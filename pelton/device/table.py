@@ -1,4 +1,7 @@
-"""Devices by name: the part before ":" of what a user types."""
+"""Names that users type: of devices, the part before ":", and of ways to stage memory."""
+
+# Best first: see device/staging.py.
+STAGING_MODES = ("aliased", "pinned", "pageable")
 
 DEVICES = {
     "cpu": "pelton.device.cpu:CPUDevice",

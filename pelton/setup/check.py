@@ -25,6 +25,7 @@ from pelton.config.quant import QuantConfig
 from pelton.config.speculation import SpeculationConfig
 from pelton.core.policy import POLICIES
 from pelton.device.native.forms import FORMS
+from pelton.device.table import STAGING_MODES
 from pelton.errors import ConfigError, UnsupportedError
 from pelton.quant.table import GGUF, SCHEMES
 from pelton.setup.refusals import RECURRENT_OFFLOADING, REFUSALS, REFUSED_DEVICES
@@ -110,6 +111,7 @@ def check(args: EngineArgs) -> CheckedArgs:
         _check_name("quantization", args.quantization, SCHEMES)
     _check_name("attention_backend", args.attention_backend, {"auto", *BACKENDS})
     _check_name("scheduling_policy", args.scheduling_policy, POLICIES)
+    _check_name("staging_mode", args.staging_mode, ("auto", *STAGING_MODES))
     _check_device(args.device)
     _check_speculation(args.speculative_config)
     _check_combinations(args)

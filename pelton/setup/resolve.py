@@ -189,6 +189,7 @@ def resolve(checked: CheckedArgs, facts: DeviceFacts) -> EngineConfig:
         max_model_len=max_model_len,
         attention_backend=_attention_backend(checked, facts, dtype),
         batch_invariant=args.batch_invariant,
+        staging_mode=args.staging_mode,
         num_threads=_num_threads(args, facts),
         max_logprobs=args.max_logprobs,
         speculation=_speculation(args),

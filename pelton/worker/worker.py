@@ -55,10 +55,10 @@ def make_device(config: EngineConfig) -> Device:
     module, name = DEVICES[kind].split(":")
     device_class = getattr(importlib.import_module(module), name)
     if kind == "cuda":
-        return device_class(int(index or 0))  # type: ignore[no-any-return]
+        return device_class(int(index or 0), config.staging_mode)  # type: ignore[no-any-return]
     if kind == "cpu":
-        return device_class(config.num_threads)  # type: ignore[no-any-return]
-    return device_class()  # type: ignore[no-any-return]
+        return device_class(config.num_threads, config.staging_mode)  # type: ignore[no-any-return]
+    return device_class(config.staging_mode)  # type: ignore[no-any-return]
 
 
 Phase = Callable[[str], AbstractContextManager[object]]
@@ -184,6 +184,7 @@ class Worker:
                     )
             with self._phase("allocate"):
                 self._assembled = assembled(config)
+            logging.getLogger("pelton").info("%s", self.device.describe_staging())
             if config.memory is None:
                 self._rehearse(self._assembled)
             num_groups = len(with_tables(self.groups))

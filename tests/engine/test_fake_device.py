@@ -21,13 +21,14 @@ from pelton.batch.staged import StagedStep
 from pelton.core.plan import StepPlan
 from pelton.device.fake import FakeDevice, FakeEvent, HostReadError
 from pelton.device.native.library import library
+from pelton.device.table import STAGING_MODES
 from pelton.runner.heads.results import PendingResult
 
 PROMPTS = prompts_of([1, 4, 9, 10, 17, 26], seed=40)
 
 
 def fake(**changes: Any) -> TinyEngine:
-    return TinyEngine(tiny_llama(), device="fake", **{"num_blocks": 24, **changes})
+    return TinyEngine(tiny_llama(), **{"device": "fake", "num_blocks": 24, **changes})
 
 
 def record_plans(engine: TinyEngine) -> list[StepPlan]:
@@ -167,6 +168,62 @@ def test_results_are_asked_for_by_the_consumer_alone():
     for prompt in PROMPTS[:4]:
         engine.add(prompt, seeded(14))
     engine.run()
+
+
+@pytest.mark.parametrize("cold_bytes", [None, 1], ids=["device", "cold"])
+@pytest.mark.parametrize("mode", STAGING_MODES)
+def test_the_ways_of_staging_give_the_same_tokens(mode, cold_bytes, monkeypatch):
+    """Case 1. The token table lies in host memory where the mode allows it and it counts as
+    large."""
+    monkeypatch.setattr(FakeDevice.__init__, "__defaults__", ("auto", cold_bytes))
+    engine = fake(device=f"fake/{mode}", max_steps_in_flight=3)
+    host_memory = engine.device.host_memory  # type: ignore[attr-defined]
+    assert host_memory.mode == mode
+    assert bool(host_memory.host_bytes) == (mode == "aliased" and cold_bytes == 1)
+    expected = {}
+    for index, prompt in enumerate(PROMPTS):
+        params = (greedy if index % 2 else seeded)(6 + index)
+        expected[engine.add(prompt, params)] = plain_tokens(prompt, params)
+        engine.step()
+    outcomes = engine.run()
+    assert {name: outcomes[name].token_ids for name in expected} == expected
+
+
+@pytest.mark.parametrize("mode", STAGING_MODES)
+def test_a_decode_step_publishes_nothing_but_new_blocks(mode):
+    """specs/staging_and_pooling.md 1.9 T3: a step without arrivals, departures and new blocks has
+    no publish and no copy; one with new blocks has one staged write for each."""
+    engine = fake(device=f"fake/{mode}")
+    staging = engine.worker._assembled.runner._staging
+    device = engine.device
+    assert isinstance(device, FakeDevice)
+    execute = engine.worker.execute
+    counts: list[tuple[int, int, int]] = []  # appends, publishes, copies
+
+    def counted(plan: StepPlan) -> Any:
+        publishes, copies = staging.stats.num_publishes, device.num_copies_to_device
+        outcome = execute(plan)
+        if not (plan.new_rows or plan.finished):
+            counts.append(
+                (
+                    len(plan.block_appends),
+                    staging.stats.num_publishes - publishes,
+                    device.num_copies_to_device - copies,
+                )
+            )
+        return outcome
+
+    engine.worker.execute = counted  # type: ignore[method-assign]
+    for prompt in PROMPTS[1:4]:
+        engine.add(prompt, greedy(24))
+    engine.run()
+    quiet = [count for count in counts[3:] if not count[0]]
+    assert len(quiet) > 5
+    assert set(quiet) == {(0, 0, 0)}
+    appends = [count for count in counts if count[0]]
+    assert appends
+    assert all(publishes == 1 for _, publishes, _ in appends)
+    assert all(copies == (mode != "aliased") for _, _, copies in appends)
 
 
 # Broken on purpose.

@@ -143,6 +143,7 @@ def test_refusals(args, field, value):
         ("kv_cache_dtype", None, "is not known"),
         ("attention_backend", "tourch", "Did you mean 'torch'"),
         ("scheduling_policy", "fcsf", "Did you mean 'fcfs'"),
+        ("staging_mode", "pined", "Did you mean 'pinned'"),
         ("device", "cuda:", "Did you mean 'cuda:N'"),
         ("device", "cuda:01", "is not known"),
         ("device", "cpu:0", "is not known"),

@@ -132,9 +132,13 @@ class QueuedCPU(CPUDevice):
 
 
 def make_device(kind: str) -> Device:
-    if kind == "cuda":
-        return CUDADevice()
-    return {"cpu": lambda: CPUDevice(1), "queued": lambda: QueuedCPU(1), "fake": FakeDevice}[kind]()
+    """kind: a name, and perhaps "/" and a staging mode."""
+    name, _, mode = kind.partition("/")
+    if name == "cuda":
+        return CUDADevice(0, mode or "auto")
+    if name == "fake":
+        return FakeDevice(mode or "auto")
+    return {"cpu": CPUDevice, "queued": QueuedCPU}[name](1, mode or "auto")
 
 
 @dataclass
