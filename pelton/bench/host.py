@@ -56,20 +56,26 @@ class IdleDevice(CPUDevice):
     """Runs no kernel. A step's packed results, [B, 1 + K + 2], say one token for each row, of all
     that a vocabulary of `vocab_size` has, each row and step another one."""
 
+    _is_idle = False
+
     def __init__(self, vocab_size: int) -> None:
         super().__init__(1)
+        self._is_idle = True  # the probe of its memory has run
         self._tokens = np.random.default_rng(0).integers(0, vocab_size, 1 << 16, np.int32)
         self._next = 0
 
     def launch(self, kernel: Callable[..., object], *args: Any) -> None:
-        return None
+        if not self._is_idle:
+            super().launch(kernel, *args)
 
     def record(self, run: Callable[[], object]) -> Any:
         run()
         return _Nothing()
 
     def copy_to_host(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        if target.dim() == 2 and target.dtype == torch.int32:
+        if not self._is_idle:
+            super().copy_to_host(target, source)
+        elif target.dim() == 2 and target.dtype == torch.int32:
             packed = target.numpy()
             packed[:] = 0
             self._next = (self._next + 1009) % (len(self._tokens) - len(packed))
