@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pelton.config.sizes import Tokens, read_sizes
+from pelton.device.table import STAGING_MODES
 from pelton.errors import ConfigError
 
 # Fewer alternating pairs say nothing about a ratio.
@@ -151,6 +152,34 @@ class HostOptions(BenchOptions):
         if not all(word.isdecimal() and int(word) > 0 for word in words):
             raise ConfigError(f"rows must be positive numbers with commas, got {self.rows!r}.")
         return [int(word) for word in words]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagingOptions:
+    """Rows of tokens from the host into a table of the device.
+
+    device: "cpu" | "cuda" | "cuda:N".
+    staging_mode: how: "auto" | "aliased" | "pinned" | "pageable".
+    num_iters: measured iterations.
+    num_iters_warmup: iterations before them, not counted.
+    json: file for everything measured.
+    """
+
+    device: str = "cpu"
+    staging_mode: str = "auto"
+    num_iters: int = 30
+    num_iters_warmup: int = 4
+    json: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("num_iters", 1), ("num_iters_warmup", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name} must be at least {least}, got {getattr(self, name)}.")
+        if self.staging_mode not in ("auto", *STAGING_MODES):
+            raise ConfigError(
+                f"staging_mode must be auto, aliased, pinned or pageable, got "
+                f"{self.staging_mode!r}."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ from pelton.bench.options import (
     OverheadOptions,
     ServingOptions,
     SpeculationOptions,
+    StagingOptions,
     SuiteOptions,
     ThroughputOptions,
 )
@@ -22,8 +23,8 @@ from pelton.cli.flags import Parser, add_fields, did_you_mean, field_names, give
 from pelton.cli.generate import ENGINE_FIELDS, add_model
 from pelton.config.engine import EngineArgs
 
-# name -> (options, "module:function" of (EngineArgs, options), summary); the function of a server
-# that runs somewhere takes no EngineArgs.
+# name -> (options, "module:function" of (EngineArgs, options), summary); the function of what has
+# no engine of its own takes no EngineArgs.
 KINDS: dict[str, tuple[type[Any], str, str]] = {
     "suite": (SuiteOptions, "pelton.bench.suite.run:run", "a device, beside what others reach"),
     "latency": (LatencyOptions, "pelton.bench.latency:run", "one batch: prefill and decode time"),
@@ -43,6 +44,11 @@ KINDS: dict[str, tuple[type[Any], str, str]] = {
         "pelton.bench.host:run",
         "the host's microseconds per decode step, no kernel run",
     ),
+    "staging": (
+        StagingOptions,
+        "pelton.bench.staging:run",
+        "the way of tokens from the host to the device",
+    ),
     "serve": (ServingOptions, "pelton.bench.serving:run", "a running server, of any make"),
     "overhead": (
         OverheadOptions,
@@ -50,7 +56,7 @@ KINDS: dict[str, tuple[type[Any], str, str]] = {
         "what serving costs: `pelton serve`, and the engine alone",
     ),
 }
-_OF_A_SERVER = ("serve",)
+_WITHOUT_ENGINE = ("serve", "staging")
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -73,7 +79,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def make_parser(kind: str) -> Parser:
     """The flags of `pelton bench KIND`."""
     options_type, _, text = KINDS[kind]
-    if kind in _OF_A_SERVER:
+    if kind in _WITHOUT_ENGINE:
         parser = Parser(prog=f"pelton bench {kind}", description=f"Measures {text}.")
         parser.add_argument("--debug", action="store_true", help="show tracebacks")
         add_fields(parser, kind, options_type, field_names(options_type))
@@ -95,7 +101,7 @@ def run(options: argparse.Namespace) -> int:
     chosen = options_type(**given(options, field_names(options_type)))
     module, function = target.split(":")
     measure = getattr(importlib.import_module(module), function)
-    if options.kind in _OF_A_SERVER:
+    if options.kind in _WITHOUT_ENGINE:
         measure(chosen)
         return 0
     engine = {"enable_prefix_caching": False, **given(options, ["model", *ENGINE_FIELDS])}
