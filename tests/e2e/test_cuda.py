@@ -16,7 +16,9 @@ from support.tiny import (
 
 from pelton.config.params import SamplingParams
 from pelton.config.speculation import SpeculationConfig
+from pelton.device import cuda
 from pelton.device.cuda import CUDADevice
+from pelton.device.table import STAGING_MODES
 from pelton.worker.worker import Worker
 
 pytestmark = pytest.mark.gpu
@@ -123,6 +125,19 @@ def test_preempted_requests_go_to_pinned_memory_and_back(depth):
     stats = engine.loop.scheduler.stats
     assert stats.num_restored_tokens > 50
     assert stats.num_recomputed_tokens == 0
+
+
+@pytest.mark.parametrize("cold", [False, True], ids=["device", "cold"])
+@pytest.mark.parametrize("mode", STAGING_MODES)
+def test_the_ways_of_staging_give_the_same_tokens(mode, cold, monkeypatch):
+    """With the token table in host memory, where the mode allows it, and on the device."""
+    if cold:
+        monkeypatch.setattr(cuda, "_COLD_SHARE", 2**60)  # no table is too small
+    engine = TinyEngine(tiny_llama(), device=f"cuda/{mode}", max_steps_in_flight=3)
+    assert isinstance(engine.device, CUDADevice)
+    assert bool(engine.device.host_memory.host_bytes) == (cold and mode == "aliased")
+    prompts = prompts_of([1, 7, 30, 16, 17, 15], seed=5)
+    assert engine.generate(prompts) == [oracle_greedy(tiny_llama(), p, 12) for p in prompts]
 
 
 def test_what_moving_costs():
