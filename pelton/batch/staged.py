@@ -119,6 +119,14 @@ class StagingStats:
     host_bytes: int = 0
     peak_host_bytes: int = 0
 
+    def describe(self) -> str:
+        """One line for the log."""
+        return (
+            f"Staging: {self.num_publishes} publishes of {4 * self.num_words} bytes in "
+            f"{self.num_steps} steps, {self.num_waits} waits for a slot, "
+            f"at most {self.peak_host_bytes} bytes of host memory."
+        )
+
 
 class StagedStep:
     """One ring slot, leased to one step until `release`."""

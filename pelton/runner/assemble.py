@@ -18,7 +18,7 @@ from pelton.batch.input_buffers import InputBuffers
 from pelton.batch.participant import StepParticipant
 from pelton.batch.recurrent_states import RecurrentStates
 from pelton.batch.row_state import RowState
-from pelton.batch.staged import Staging
+from pelton.batch.staged import Staging, StagingStats
 from pelton.batch.state_checkpoints import StateCheckpoints
 from pelton.config.engine import EngineConfig
 from pelton.core.descriptor import Descriptor
@@ -66,6 +66,7 @@ class Assembled:
     offload: KVOffload
     executor: Executor
     kv_bytes: int
+    staged: StagingStats
 
 
 def attention_backend(config: EngineConfig) -> AttentionBackend:
@@ -259,6 +260,7 @@ def assemble(
         states=states,
         offload=offload,
         executor=executor,
+        staged=staging.stats,
         kv_bytes=sum(pool.nbytes for pool in {id(pool): pool for pool in pools}.values()),
     )
 

@@ -309,4 +309,5 @@ class Worker:
     def close(self) -> None:
         self.late_compiles.stop()
         self.device.synchronize()
+        logging.getLogger("pelton").debug("%s", self._assembled.staged.describe())
         self._assembled.runner.close()
