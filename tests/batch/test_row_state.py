@@ -1,10 +1,17 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 from support.batch import BatchRig, new_row
 
+from pelton.config.params import SamplingParams
+from pelton.core.request import Request
+from pelton.device.cpu import CPUDevice
 from pelton.device.fake import FakeDevice
 from pelton.errors import IntegrityError
+from pelton.messages.to_engine import pack_token_ids, unpack_token_ids
 
 
 def add(rig: BatchRig, *rows) -> None:
@@ -40,3 +47,15 @@ def test_more_tokens_than_the_row_holds_are_refused():
     rig = BatchRig(FakeDevice(), max_model_len=8)
     with pytest.raises(IntegrityError, match="row_tokens"):
         rig.rows.add(new_row(0, range(9), [[]]))
+
+
+def test_a_prompt_stays_an_array_from_the_wire_to_the_staging_block():
+    """specs/staging_and_pooling.md 2.10: a list of a million integers costs 20 ms at each hop."""
+    ids = unpack_token_ids(pack_token_ids(np.arange(1000, dtype=np.int32)))
+    request = Request("r", ids, SamplingParams())
+    rig = BatchRig(CPUDevice(1), max_num_seqs=1, max_model_len=1024)
+    row = replace(new_row(0, [0], [[1]]), token_ids=request.known_token_ids, prompt_len=1000)
+    rig.rows.add(row)
+    staged = [words for _, _, words in rig.staging._writes if len(words) == 1000]
+    assert len(staged) == 1
+    assert np.shares_memory(staged[0], request.known_token_ids)
