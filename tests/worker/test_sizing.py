@@ -28,8 +28,8 @@ class CountingDevice(CPUDevice):
     records_when_asked = False
 
     def __init__(self, total: int) -> None:
-        super().__init__(1)
         self.total, self.used, self.most = total, OTHERS, OTHERS
+        super().__init__(1)  # its probe allocates, too
 
     def _count(self, tensor: torch.Tensor, num_bytes: int) -> None:
         def free() -> None:
