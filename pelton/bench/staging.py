@@ -166,7 +166,8 @@ class Engine:
 
     def _make(self, least_words: int) -> None:
         self._staging = Staging(self._device, 0, least_words)
-        self._staged = self._staging.tensor("rows", *self._rows.shape, torch.int32)
+        num_rows, width = self._rows.shape
+        self._staged = self._staging.tensor("rows", num_rows, width, torch.int32)
         self._staging.allocate()
 
     def prepare(self, num_words: int) -> None:
