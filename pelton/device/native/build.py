@@ -1,5 +1,5 @@
-"""The kernels' library: compiled on first use and kept per machine; without a compiler, the one
-that the wheel brings for the CPU's level.
+"""The kernels' library: the one that the wheel brings for the CPU's level or, in a checkout, one
+that is compiled on first use and kept per machine.
 
 A library is named by what went into it (sources, options, compiler, CPU flags), so a folder that
 several machines share holds one for each, and a change of any makes a new one. What has been made
@@ -36,12 +36,19 @@ class BuildError(Exception):
 
 
 def build(level: Level) -> Path:
-    """The path of a library that has been tried: compiled here or, without a compiler, brought
-    by the package. Raises BuildError."""
+    """The path of a library that has been tried: brought by the package, or compiled here where
+    none came or it does not run (it may be of another C library). Raises BuildError."""
+    refusal: BuildError | None = None
+    prebuilt = _PREBUILT / _prebuilt_name(level)
+    if prebuilt.exists():
+        try:
+            return _install(prebuilt, level)
+        except BuildError as error:
+            refusal = error
     try:
         compiler = _compiler()
-    except BuildError:
-        return _install(level)
+    except BuildError as error:
+        raise refusal or error from None
     words = (*_OPTIONS, *level.options, compiler, *sorted(cpu_flags()))
     library = _cache_folder() / f"{level.name}-{_digest(words)}.so"
     if not library.exists():
@@ -57,12 +64,10 @@ def prebuild(level: Level, folder: Path) -> Path:
     return library
 
 
-def _install(level: Level) -> Path:
+def _install(prebuilt: Path, level: Level) -> Path:
     """Nothing in the package is ever written, so what has been tried lies with what is compiled."""
-    prebuilt = _PREBUILT / _prebuilt_name(level)
-    if not prebuilt.exists():
-        raise BuildError("no C compiler (install gcc or clang)")
-    library = _cache_folder() / f"prebuilt-{level.name}-{_digest(sorted(cpu_flags()))}.so"
+    words = (prebuilt.name, *sorted(cpu_flags()))
+    library = _cache_folder() / f"prebuilt-{level.name}-{_digest(words)}.so"
     if not library.exists():
         _finish(library, level, lambda unfinished: shutil.copyfile(prebuilt, unfinished))
     return library

@@ -135,6 +135,34 @@ def test_without_a_compiler_what_came_with_the_package_is_tried_and_serves(
     assert "install gcc or clang" in record.message
 
 
+@needs_compiler
+@pytest.mark.usefixtures("one_small_source")
+def test_what_came_with_the_package_spares_compiling(tmp_path, monkeypatch):
+    level = usable_levels()[-1]
+    monkeypatch.setattr(
+        build_module, "_PREBUILT", build_module.prebuild(level, tmp_path / "prebuilt").parent
+    )
+    monkeypatch.setattr(build_module, "_compile", None)
+    assert build(level).name.startswith("prebuilt-")
+
+
+@needs_compiler
+@pytest.mark.usefixtures("one_small_source")
+def test_what_came_and_does_not_run_here_is_compiled_anew(own_cache, tmp_path, monkeypatch):
+    level = usable_levels()[-1]
+    prebuilt = build_module.prebuild(level, tmp_path / "prebuilt")
+    prebuilt.write_bytes(b"of another C library")
+    monkeypatch.setattr(build_module, "_PREBUILT", prebuilt.parent)
+    path = build(level)
+    assert list(own_cache.iterdir()) == [path]
+    assert path.name.startswith(f"{level.name}-")
+    path.unlink()
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CC", raising=False)
+    with pytest.raises(BuildError, match="do not run here"):
+        build(level)
+
+
 def test_a_wheel_without_a_compiler_has_no_kernels_and_says_so(tmp_path):
     root = Path(build_module.__file__).parents[3]
     command = [sys.executable, "setup.py", "-q", "build_py", "--build-lib", str(tmp_path / "lib")]
