@@ -153,7 +153,11 @@ async def _send_all(
     async def one(request: Asked, due: float) -> Outcome:
         outcome = Outcome(due=begin + due)
         await asyncio.sleep(outcome.due - time.perf_counter())
+        is_full = room.locked()
         async with room:
+            if is_full:
+                # Its turn comes with room for it: the wait is what max_concurrency asks for.
+                outcome.due = time.perf_counter()
             await _send(client, way, request, options, outcome)
         return outcome
 

@@ -39,7 +39,7 @@ def read_config(file: str, known: Iterable[str]) -> dict[str, Any]:
         name = str(key).replace("-", "_")
         if name not in names:
             hint = did_you_mean(str(key), [known.replace("_", "-") for known in names])
-            raise ConfigError(f"--config {file}: unknown flag {key!r}{hint.rstrip('?')}.")
+            raise ConfigError(f"--config {file}: unknown flag {key!r}{hint or '.'}")
         if name in found:
             raise ConfigError(f"--config {file}: {key!r} stands there twice.")
         found[name] = value

@@ -89,7 +89,7 @@ def open_api(options: argparse.Namespace, command: str) -> Iterator[Api]:
     """The server of --url, or an engine that ends with the block."""
     api: Api
     if options.url is not None:
-        key = options.api_key or api_keys().split(",")[0].strip()
+        key = options.api_key or (api_keys() or "").split(",")[0].strip()
         api = ServerApi(options.url, key, options.model_name)
     else:
         begin = time.perf_counter()

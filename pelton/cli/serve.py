@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
     values = given(options, ["model", *SERVER_FIELDS, *ENGINE_FIELDS])
     if options.config is not None:
         known = ["model", *SERVER_FIELDS, *ENGINE_FIELDS]
-        values = {**read_config(options.config, known), **values}
+        values = {**_without_open_keys(read_config(options.config, known)), **values}
     server_args = ServerArgs(**_only(values, SERVER_FIELDS))
     engine_args = EngineArgs(**_only(values, ["model", *ENGINE_FIELDS]))
     with needs_server_packages("serve"):
@@ -70,6 +70,14 @@ def needs_server_packages(command: str) -> Iterator[None]:
         raise ConfigError(
             f"`pelton {command}` needs {error.name}: python -m pip install 'pelton[server]'."
         ) from None
+
+
+def _without_open_keys(values: dict[str, Any]) -> dict[str, Any]:
+    """A line `api_key:` without a value is null in YAML, and null would mean: open to all."""
+    for name in ("api_key", "api_key_file"):
+        if name in values and values[name] is None:
+            values[name] = ""
+    return values
 
 
 def _only(values: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:

@@ -27,9 +27,9 @@ def let_openmp_threads_sleep() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
-def api_keys() -> str:
-    """PELTON_API_KEY: keys that clients of the server may send, separated by commas."""
-    return os.environ.get("PELTON_API_KEY", "")
+def api_keys() -> str | None:
+    """PELTON_API_KEY: keys that clients of the server may send, comma-separated. None: unset."""
+    return os.environ.get("PELTON_API_KEY")
 
 
 def cpu_kernels() -> str:

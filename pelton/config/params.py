@@ -193,7 +193,9 @@ class SamplingParams:
         a row. The same letters can still come by other tokens: "pla" as a part of " place".
     bad_words_token_ids: the same as token ids; the engine fills it from bad_words.
     logits_processors: names from pelton/sampling/table.py, as a list, or as name -> arguments.
-    seed: fixes the request's noise; without it the engine draws one.
+    seed: fixes the request's noise; without it the engine draws one. Same seed, same answer with
+        batch_invariant=True; otherwise nearly always, since what runs beside a request, and a
+        cached prefix, change the last bits of its logits.
     stop: text, or a list of texts, that ends the answer and is cut off from it.
     stop_token_ids: tokens that end the answer.
     include_stop_str_in_output: leave the stop text in the answer.

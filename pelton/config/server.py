@@ -14,11 +14,13 @@ class ServerArgs:
     host: address to listen at. Only this machine can connect unless it is "0.0.0.0" or "::".
     port: where to listen; 0 = any that is free.
     uds: path of a Unix socket to listen on, instead of host and port.
-    root_path: prefix under which a proxy serves this server, such as "/llm".
+    root_path: prefix under which a proxy serves this server, such as "/llm"; the proxy may take it
+        away or keep it.
     served_model_name: names that requests may call the model by, the first one in answers; the
         checkpoint's own name if left out. Several may stand behind one flag.
     api_key: a key that clients must send; may be repeated. Keys may also stand in the environment,
-        PELTON_API_KEY, separated by commas, where no list of processes shows them.
+        PELTON_API_KEY, separated by commas, where no list of processes shows them. An empty key or
+        variable is an error, and not an open server.
     api_key_file: a file with one key per line; a line that begins with # is a comment.
     ssl_certfile / ssl_keyfile: PEM files; with them the server speaks HTTPS.
     ssl_keyfile_password: of an encrypted ssl_keyfile.

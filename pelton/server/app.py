@@ -38,6 +38,7 @@ from pelton.server.protocol import (
     Version,
 )
 from pelton.server.request_ids import HEADER, Named, id_of
+from pelton.server.root_path import UnderPrefix, path_of
 from pelton.server.routes import generation, models, page, status, tokens
 from pelton.server.state import ServerState
 from pelton.server.streaming import json_bytes
@@ -149,7 +150,7 @@ def create_app(state: ServerState, keys: Sequence[str] = ()) -> ASGIApp:
         middleware=[cors] if origins else [],
         exception_handlers={HTTPException: _no_such_path},
     )
-    return Named(app)
+    return Named(UnderPrefix(app, state.args.root_path, routes))
 
 
 class _Cors(CORSMiddleware):
@@ -172,7 +173,7 @@ async def _no_such_path(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if (refusal := id_of(request.scope).refusal) is not None:
         return _error(as_api_error(refusal, ""), {})
-    method, path = request.method[:20], request.url.path[:200]
+    method, path = request.method[:20], path_of(request.scope)[:200]
     message = f"There is no {method} {path} here; /openapi.json lists what there is."
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "")

@@ -15,6 +15,7 @@ import contextlib
 import fcntl
 import functools
 import logging
+import re
 import socket
 import ssl
 import sys
@@ -44,6 +45,9 @@ _LINGER_SECONDS = 2.0
 """In which a client may read why it was refused, before its connection breaks under what it still
 sends."""
 _SWEEP_SECONDS = 1.0
+_BYTEARRAY = re.compile(r"\bbytearray\((b(['\"])(?:\\.|(?!\2).)*\2)\)")
+_BYTES = re.compile(r"\bb((['\"])(?:\\.|(?!\2).)*\2)")
+_ABSOLUTE_FORM = re.compile(rb"https?://([^/?#@\s]+)([/?][^#]*)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,7 @@ class _Parser(h11.Connection):
         event = super().next_event()
         if isinstance(event, h11.Request):
             _check_head(event)
+            return _in_origin_form(event)
         return event
 
 
@@ -87,6 +92,24 @@ def _check_head(head: h11.Request) -> None:
         raise _Refused("A request may have Content-Length or Transfer-Encoding, and not both.")
     if version == b"1.0":
         raise _Refused("Transfer-Encoding needs HTTP/1.1, got HTTP/1.0.")
+
+
+def _in_origin_form(head: h11.Request) -> h11.Request:
+    """A target may be a whole URL, which then goes before Host (RFC 9112, 3.2.2)."""
+    found = _ABSOLUTE_FORM.fullmatch(head.target)
+    if found is None:
+        return head
+    host, rest = found[1], found[2] or b""
+    if not rest.startswith(b"/"):
+        # A server as a whole: the path is left out.
+        rest = b"*" if head.method == b"OPTIONS" and not rest else b"/" + rest
+    others = [(name, value) for name, value in head.headers if name != b"host"]
+    return h11.Request(
+        method=head.method,
+        target=rest,
+        headers=[(b"host", host), *others],
+        http_version=head.http_version,
+    )
 
 
 class Connection(H11Protocol):
@@ -163,9 +186,9 @@ class Connection(H11Protocol):
         elif isinstance(error, _Refused):
             what = str(error)
         elif status == 501:
-            what = f"{error}."
+            what = f"{_plain(error)}."
         else:
-            what = f"This is no HTTP/1.1 request: {error or msg}."
+            what = f"This is no HTTP/1.1 request: {_plain(error or msg)}."
         self._refuse(status, what)
 
     def _refuse(self, status: int, message: str) -> None:
@@ -199,6 +222,11 @@ class Connection(H11Protocol):
 
     def _unsupported_upgrade_warning(self) -> None:
         """An upgrade is an offer; the request is answered as it stands."""
+
+
+def _plain(words: object) -> str:
+    """h11's words, in which bytes stand as Python writes them."""
+    return _BYTES.sub(r"\1", _BYTEARRAY.sub(r"\1", str(words)))
 
 
 class Server(uvicorn.Server):
@@ -254,7 +282,6 @@ def server_of(app: ASGIApp, args: ServerArgs) -> Server:
         ws="none",
         server_header=False,
         proxy_headers=False,
-        root_path=args.root_path,
         timeout_keep_alive=args.keep_alive_timeout,
         ssl_certfile=args.ssl_certfile,
         ssl_keyfile=args.ssl_keyfile,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from starlette.requests import Request
@@ -45,10 +45,25 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
-def read_keys(given: Iterable[str], file: str | None, environment: str) -> list[str]:
+def read_keys(given: Sequence[str] | None, file: str | None, environment: str | None) -> list[str]:
     """The keys of flags, of a file (one per line; a line that begins with # is a comment) and of an
-    environment variable (separated by commas). Raises ConfigError."""
-    keys = [*given, *environment.split(",")]
+    environment variable (separated by commas); None: not given. Raises ConfigError, also for a
+    source that is given and empty: who meant to have a key must not get an open server."""
+    keys: list[str] = []
+    if given is not None:
+        if not given or not all(key.strip() for key in given):
+            raise ConfigError(
+                "api_key is empty (an unset variable, perhaps); give a key, or leave api_key out "
+                "for a server that is open to all."
+            )
+        keys += given
+    if environment is not None:
+        if not environment.replace(",", "").strip():
+            raise ConfigError(
+                "PELTON_API_KEY is set and holds no key; give it one, or unset it for a server "
+                "that is open to all."
+            )
+        keys += environment.split(",")
     if file is not None:
         try:
             lines = Path(file).expanduser().read_text(encoding="utf-8").splitlines()

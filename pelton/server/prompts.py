@@ -14,7 +14,8 @@ from pelton.config.params import MAX_N
 from pelton.errors import RequestError
 from pelton.server.bodies import beside_loop
 from pelton.server.errors import ApiError
-from pelton.server.protocol import ChatBody, CompletionBody, TokenizeBody
+from pelton.server.protocol import ChatBody, CompletionBody, GenerationBody, TokenizeBody
+from pelton.server.sampling import asked_tokens
 from pelton.tokens.byte_bound import lost_bytes, max_bytes_per_token
 from pelton.tokens.chat_template import ChatTemplate
 from pelton.tokens.tokenizer import Tokenizer
@@ -82,8 +83,9 @@ class PromptReader:
 
     def _completion(self, body: CompletionBody) -> list[ReadyPrompt]:
         adds = True if body.add_special_tokens is None else body.add_special_tokens
-        keep = self._kept(body.truncate_prompt_tokens)
-        return [self._ready(prompt, adds, keep) for prompt in _as_prompts(body.prompt)]
+        keep = self._kept(body)
+        prompts = [self._ready(prompt, adds, keep) for prompt in _as_prompts(body.prompt)]
+        return [self._with_room(prompt, body) for prompt in prompts]
 
     async def chat(self, body: ChatBody) -> ReadyPrompt:
         """The conversation, rendered by the chat template. Always beside the loop: a template may
@@ -91,9 +93,10 @@ class PromptReader:
         return await beside_loop(self._pool, False, self._chat, body)
 
     def _chat(self, body: ChatBody) -> ReadyPrompt:
-        keep = self._kept(body.truncate_prompt_tokens)
+        keep = self._kept(body)
         # The template writes BOS itself.
-        return self._ready(self._render(body), bool(body.add_special_tokens), keep)
+        prompt = self._ready(self._render(body), bool(body.add_special_tokens), keep)
+        return self._with_room(prompt, body)
 
     async def tokens(self, body: TokenizeBody) -> list[int]:
         """For /tokenize: of any length."""
@@ -111,12 +114,30 @@ class PromptReader:
         ids: list[int] = self._encode(text, True if adds is None else adds).tolist()
         return ids
 
-    def _kept(self, truncate: int | None) -> int | None:
+    def _with_room(self, prompt: ReadyPrompt, body: GenerationBody) -> ReadyPrompt:
+        """Raises ApiError if the answer may be longer than what the context has left; what is not
+        asked for is cut to it."""
+        name, asked = asked_tokens(body)
+        length = len(prompt.token_ids)
+        if asked is not None and length + asked > self._max_model_len:
+            raise ApiError(
+                400,
+                f"The prompt has {length} tokens and {name}={asked}, together {length + asked}; the "
+                f"context holds max_model_len={self._max_model_len}. Ask for at most "
+                f"{self._max_model_len - length}, or shorten the prompt.",
+                param=name,
+                code="context_length_exceeded",
+            )
+        return prompt
+
+    def _kept(self, body: GenerationBody) -> int | None:
         """Tokens of the prompt that are kept, counted from its end."""
+        truncate = body.truncate_prompt_tokens
         if truncate is None:
             return None
         if truncate == -1:
-            return self._max_model_len - 1
+            # Too large a max_tokens is refused by itself.
+            return max(1, self._max_model_len - max(1, asked_tokens(body)[1] or 1))
         if not 1 <= truncate < self._max_model_len:
             raise RequestError(
                 f"truncate_prompt_tokens must be -1 or between 1 and {self._max_model_len - 1}, "

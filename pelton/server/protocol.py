@@ -67,8 +67,13 @@ class GenerationBody(Struct, kw_only=True, forbid_unknown_fields=True):
     model: a served name; may be left out.
     stream: send events as the answer is made.
     stream_options: with stream.
-    max_tokens / max_completion_tokens: most tokens of an answer.
-    truncate_prompt_tokens: keep the last so many tokens of the prompt; -1 = what the context holds.
+    seed: of the noise that draws tokens. Same seed, same answer if the server runs with
+        --batch-invariant; without it nearly always, since what else runs, and a cached prefix,
+        change the last bits of the logits.
+    max_tokens / max_completion_tokens: most tokens of an answer. With the prompt's they must fit
+        the context.
+    truncate_prompt_tokens: keep the last so many tokens of the prompt; -1 = what the context holds
+        beside max_tokens.
     prompt_logprobs: the prompt tokens' log-probabilities, and of so many alternatives.
     priority: lower is served first, with --scheduling-policy priority.
     request_id: shown in logs and in the answer's X-Request-Id, as the header of that name.

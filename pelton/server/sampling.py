@@ -41,6 +41,13 @@ def is_echo_alone(body: CompletionBody) -> bool:
     return bool(body.echo) and body.max_tokens == 0
 
 
+def asked_tokens(body: GenerationBody) -> tuple[str, int | None]:
+    """The field that says how many tokens an answer may have, and its value if it is given."""
+    if isinstance(body, ChatBody) and body.max_completion_tokens is not None:
+        return "max_completion_tokens", body.max_completion_tokens
+    return "max_tokens", body.max_tokens
+
+
 def chat_params(
     body: ChatBody, defaults: Mapping[str, Any], *, max_logprobs: int
 ) -> SamplingParams:

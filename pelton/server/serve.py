@@ -50,7 +50,7 @@ def serve(engine_args: EngineArgs, args: ServerArgs) -> int:
     engine's own traceback, when it has died.
     """
     check_server(args)
-    keys = read_keys(args.api_key or (), args.api_key_file, api_keys())
+    keys = read_keys(args.api_key, args.api_key_file, api_keys())
     set_up_logging(args.log_level)
     raise_file_limit()
     # A thread that runs a template must not keep the event loop waiting for 5 ms each time.

@@ -6,6 +6,7 @@ import pytest
 
 from pelton.cli import serve
 from pelton.cli.config_file import read_config
+from pelton.cli.main import main
 from pelton.config.engine import EngineArgs
 from pelton.config.server import ServerArgs
 from pelton.errors import ConfigError
@@ -24,7 +25,7 @@ def test_names_with_dashes_or_underscores(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("max-model-length: 1", "did you mean max-model-len"),
+        ("max-model-length: 1", "did you mean max-model-len?"),
         ("zzz: 1", "unknown flag 'zzz'"),
         ("- a", "flag: value"),
         ("a: [", "while parsing"),
@@ -77,6 +78,35 @@ def test_a_key_that_yaml_takes_for_a_number(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"api_key must be .*; put it in quotes") as wrong:
             serve.run(serve.parse(["--config", str(file)]))
         assert "12345" not in str(wrong.value)
+
+
+@pytest.mark.parametrize("text", ["api_key:", 'api_key: ""', "api-key: []", "api_key: ['']"])
+def test_an_empty_key_is_refused(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text(text + "\n")
+    with pytest.raises(ConfigError, match="api_key is empty"):
+        serve.run(serve.parse(["--config", str(file)]))
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "sentence"),
+    [
+        (["--api-key", ""], {}, "api_key is empty"),
+        ([], {"PELTON_API_KEY": ""}, "PELTON_API_KEY is set and holds no key"),
+        (["--api-key-file", ""], {}, "api_key_file='' cannot be read"),
+    ],
+)
+def test_an_unset_shell_variable_does_not_open_the_server(
+    words: list[str],
+    variables: dict[str, str],
+    sentence: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert main(["serve", "nowhere", *words]) == 2
+    assert sentence in capsys.readouterr().err
 
 
 def test_a_wrong_flag_names_the_closest(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from typing import Any
 
 import httpx
@@ -731,13 +732,78 @@ def test_tokens() -> None:
     run(main)
 
 
-def test_served_under_a_prefix() -> None:
+@pytest.mark.parametrize("stream", [False, True])
+def test_prompt_and_answer_must_fit_the_context(stream: bool) -> None:
+    """As OpenAI and vLLM have it: what was asked for is refused, and what was not is cut."""
+
+    async def main() -> None:
+        async with served(scripted_llm()) as server:
+            most = server.state.max_model_len
+            ids = [5] * (most - 4)
+            for body in ({"prompt": ids}, {"prompt": ids, "max_tokens": 4}):
+                answer = (await server.post(COMPLETIONS, body)).json()
+                assert answer["usage"]["completion_tokens"] <= 4
+            long = {"prompt": [[5], ids], "max_tokens": 5}
+            chat = {"messages": HELLO}
+            refused: list[tuple[str, dict[str, Any], str]] = [
+                (COMPLETIONS, long, "max_tokens"),
+                (CHAT, {**chat, "max_tokens": most}, "max_tokens"),
+                (CHAT, {**chat, "max_completion_tokens": most}, "max_completion_tokens"),
+            ]
+            for path, body, name in refused:
+                response = await server.post(path, {**body, "stream": stream})
+                assert response.status_code == 400
+                error = response.json()["error"]
+                assert (error["param"], error["code"]) == (name, "context_length_exceeded")
+                for words in (f" tokens and {name}={body[name]}", f"max_model_len={most}"):
+                    assert words in error["message"]
+            kept = {"prompt": [5] * (2 * most), "truncate_prompt_tokens": -1, "max_tokens": 10}
+            usage = (await server.post(COMPLETIONS, kept)).json()["usage"]
+            assert usage["prompt_tokens"] == most - 10
+            echo = {"prompt": [5] * (most - 1), "echo": True, "max_tokens": 0}
+            assert (await server.post(COMPLETIONS, echo)).status_code == 200
+            text = (await server.client.get("/metrics")).text
+            (line,) = [one for one in text.splitlines() if "params_max_tokens_count" in one]
+            assert float(line.split()[-1]) == 4
+
+    run(main)
+
+
+def test_served_under_a_prefix(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         async with served(scripted_llm(), root_path="/llm") as server:
-            for path in ("/health", "/v1/models"):
-                assert (await server.client.get(path)).status_code == 200
             document = (await server.client.get("/openapi.json")).json()
             assert document["servers"] == [{"url": "/llm"}]
+            for before in ("", "/llm"):
+                for path in ("/health", "/v1/models", "/", "/web/app.js", "/openapi.json"):
+                    assert (await server.client.get(before + path)).status_code == 200, path
+                with caplog.at_level(logging.INFO, "pelton.requests"):
+                    response = await server.post(before + CHAT, {"messages": HELLO})
+                assert response.status_code == 200
+                assert f"POST {CHAT} " in caplog.text
+                assert "/llm" not in caplog.text
+                caplog.clear()
+                for method, path, status, words in [
+                    ("GET", "/v1/nothing", 404, "no GET /v1/nothing here"),
+                    ("GET", "/llmv1/models", 404, "no GET"),
+                    ("GET", CHAT, 405, f"{CHAT} takes POST"),
+                ]:
+                    response = await server.client.request(method, before + path)
+                    assert response.status_code == status
+                    assert words in response.json()["error"]["message"]
+            # The page's own addresses are relative.
+            response = await server.client.get("/llm")
+            assert response.is_redirect
+            assert response.headers["location"].endswith("/llm/")
+
+    run(main)
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/v1/models", "/health", "/v1/health"])
+def test_a_prefix_that_begins_an_endpoints_path(path: str) -> None:
+    async def main() -> None:
+        async with served(scripted_llm(), root_path="/v1") as server:
+            assert (await server.client.get(path)).status_code == 200
 
     run(main)
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import random
+import re
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -204,7 +205,7 @@ def test_limits_do_not_hurt_the_slow_but_steady() -> None:
             501,
             "Only Transfer-Encoding: chunked is supported.",
         ),
-        (POST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", 400, "chunk"),
+        (POST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", 400, r"chunk header: 'zz\r\n'."),
         (POST + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}XX", 400, "chunk"),
         (b"GET /" + b"a" * 70_000, 431, "65536"),
         (b"GET / HTTP/1.1\r\nHost: x\r\n" + b"X: y\r\n" * 20_000, 431, "65536"),
@@ -226,6 +227,7 @@ def test_what_is_no_http_is_told_so(
                 assert headers["x-request-id"].startswith("req-")
                 error = json.loads(body)["error"]
                 assert words.lower() in error["message"].lower()
+                assert not re.search(r"bytearray|\bb['\"]", error["message"])
                 assert error["type"] == "invalid_request_error"
             assert (await server.client.get("/health")).status_code == 200
 
@@ -287,6 +289,46 @@ def test_http_1_0() -> None:
             assert "transfer-encoding" not in headers
             assert events.startswith(b"data: {")
             assert events.endswith(b"data: [DONE]\n\n")
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [
+        (b"GET http://any.example/health HTTP/1.1", 200),
+        (b"GET HTTP://any.example:80/health?x=1 HTTP/1.1", 200),
+        (b"GET https://any.example HTTP/1.1", 200),
+        (b"GET http://any.example?x HTTP/1.1", 200),
+        (b"GET http://any.example/nothing HTTP/1.1", 404),
+        (b"GET ftp://any.example/health HTTP/1.1", 404),
+        (b"GET http://me@any.example/health HTTP/1.1", 404),
+        (b"GET http:///health HTTP/1.1", 404),
+        (b"OPTIONS http://any.example HTTP/1.1", 404),
+    ],
+)
+def test_a_whole_url_as_the_target(line: bytes, status: int) -> None:
+    """RFC 9112, 3.2.2: clients of proxies send it, and servers must take it."""
+
+    async def main() -> None:
+        async with served(scripted_llm()) as server, connected(server) as (reader, writer):
+            for _ in range(2):
+                writer.write(line + b"\r\nHost: other\r\n\r\n")
+                assert (await answer(reader))[0] == status
+
+    run(main)
+
+
+def test_the_host_of_a_whole_url_goes_before_the_header() -> None:
+    async def main() -> None:
+        async with (
+            served(scripted_llm(), root_path="/llm") as server,
+            connected(server) as (reader, writer),
+        ):
+            writer.write(b"GET http://any.example/llm HTTP/1.1\r\nHost: other\r\n\r\n")
+            status, headers, _ = await answer(reader)
+            assert status == 307
+            assert headers["location"] == "http://any.example/llm/"
 
     run(main)
 

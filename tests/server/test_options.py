@@ -154,17 +154,29 @@ def test_keys(tmp_path: Path) -> None:
     assert read_keys(["zero"], str(file), "three, four,") == [
         "zero", "three", "four", "one", "two", "k3#x",
     ]  # fmt: skip
-    assert read_keys([], None, "") == []
+    assert read_keys(None, None, None) == []
     with pytest.raises(ConfigError, match="cannot be read"):
-        read_keys([], str(tmp_path / "absent"), "")
+        read_keys(None, str(tmp_path / "absent"), None)
     file.write_text("# none\n")
     with pytest.raises(ConfigError, match="holds no key"):
-        read_keys([], str(file), "")
+        read_keys(None, str(file), None)
     with pytest.raises(ConfigError, match="printable ASCII"):
-        read_keys(["schlüssel"], None, "")
+        read_keys(["schlüssel"], None, None)
     file.write_text("one # a comment\n")
     with pytest.raises(ConfigError, match="a comment needs a line of its own"):
-        read_keys([], str(file), "")
+        read_keys(None, str(file), None)
+
+
+@pytest.mark.parametrize("given", [[""], [" "], ["one", ""], []])
+def test_an_empty_key_does_not_open_the_server(given: list[str]) -> None:
+    with pytest.raises(ConfigError, match="api_key is empty"):
+        read_keys(given, None, "three")
+
+
+@pytest.mark.parametrize("environment", ["", "  ", " , "])
+def test_an_empty_variable_does_not_open_the_server(environment: str) -> None:
+    with pytest.raises(ConfigError, match="PELTON_API_KEY is set and holds no key"):
+        read_keys(["one"], None, environment)
 
 
 @pytest.mark.parametrize(

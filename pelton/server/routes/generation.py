@@ -15,6 +15,7 @@ from pelton.server.protocol import (
     CompletionBody,
     GenerationBody,
 )
+from pelton.server.root_path import path_of
 from pelton.server.service import Run
 from pelton.server.state import ServerState
 from pelton.server.streaming import DONE, event, json_bytes
@@ -44,7 +45,7 @@ async def _begin(state: ServerState, call: Call, kind: type[Body]) -> tuple[Body
     call.id.name_by_field(body.request_id)
     watch = RequestWatch(
         state.metrics,
-        what=f"{request.method} {request.url.path}",
+        what=f"{request.method} {path_of(request.scope)}",
         shown_id=call.id.given,
         who=body.user or body.safety_identifier,
         logs_line=state.args.log_requests,
