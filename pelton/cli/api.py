@@ -47,13 +47,16 @@ class ServerApi:
     """
 
     def __init__(self, url: str, key: str | None, model: str | None) -> None:
-        parts = urllib.parse.urlsplit(url if "//" in url else f"http://{url}")
+        parts = urllib.parse.urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(
+                f"url={url!r} is none of a server: it starts with http:// or https://, as "
+                "http://127.0.0.1:8000 does."
+            )
         try:
             self._port = parts.port
         except ValueError:
             raise ConfigError(f"url={url!r} has no valid port.") from None
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"url={url!r} must look like http://127.0.0.1:8000.")
         self._is_secure = parts.scheme == "https"
         self._host = parts.hostname
         self._root = parts.path.rstrip("/").removesuffix("/v1")

@@ -71,7 +71,10 @@ def parse(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
     if options.url is not None:
         for name in given(options, ["model", *_ENGINE_FLAGS]):
             word = "MODEL" if name == "model" else "--" + name.replace("_", "-")
-            parser.error(f"{word} and --url exclude each other: the server has its model already")
+            hint = "; a text for it goes behind -q, or -q - reads it" if name == "model" else ""
+            parser.error(
+                f"{word} and --url exclude each other: the server has its model already{hint}"
+            )
     else:
         for name in ("model_name", "api_key"):
             if getattr(options, name) is not None:
@@ -93,7 +96,10 @@ def open_api(options: argparse.Namespace, command: str) -> Iterator[Api]:
         api = ServerApi(options.url, key, options.model_name)
     else:
         begin = time.perf_counter()
-        api = OwnApi(engine_args(options), ServerArgs(), command=command)
+        args = engine_args(options)
+        if args.model is not None:
+            tell(f"loading {args.model}")
+        api = OwnApi(args, ServerArgs(), command=command)
         tell(f"{api.model} is ready after {time.perf_counter() - begin:.1f} s.")
     try:
         yield api

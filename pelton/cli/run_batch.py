@@ -54,9 +54,11 @@ def run(options: argparse.Namespace) -> int:
         batch_file = importlib.import_module("pelton.server.batch_file")
     source, target = Path(options.input_file), Path(options.output_file)
     # What is wrong with the files shows before seconds go into loading.
-    with batch_file.open_source(source, target), batch_file.Records(target):
-        pass
     args = ServerArgs(**given(options, _SERVER_FIELDS))
+    left = batch_file.nothing_left(source, target, max_line_bytes=args.max_body_bytes)
+    if left is not None:
+        _say(f"nothing is left to do: {_words(left)}; {target}")
+        return _SOME_FAILED if left.skipped_failed else 0
     engine_args = EngineArgs(**given(options, ["model", *ENGINE_FIELDS]))
     progress, counts = _Progress(), batch_file.Counts()
 

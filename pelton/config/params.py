@@ -176,8 +176,8 @@ _BY_NAME = (
 class SamplingParams:
     """How one request is sampled and when it ends.
 
-    n: answers to one prompt, at most 1024; more than one need a temperature. Answer i is that of a
-        request with seed + i, or has noise of its own without a seed. The prompt is computed once
+    n: answers to one prompt, at most 1024; with temperature 0 all are the same. Answer i is that of
+        a request with seed + i, or has noise of its own without a seed. The prompt is computed once
         if prefix caching is on, but for its last, partial block; else once per answer.
     temperature: 0 = greedy, at most 100; below 0.01 it is treated as 0.01, so that logits / T stays
         finite.
@@ -249,12 +249,6 @@ class SamplingParams:
                 )
         _integer("n", self.n, 1, MAX_N)
         _number("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
-        if self.n > 1 and self.is_greedy:
-            raise RequestError(
-                f"n must be 1 with temperature=0, since all answers would be the same; got "
-                f"{self.n}. Set a temperature above 0.",
-                field="n",
-            )
         if 0.0 < self.temperature < 0.01:
             object.__setattr__(self, "temperature", 0.01)
         _number("top_p", self.top_p, 0.0, 1.0, open_low=True)

@@ -49,8 +49,13 @@ class LLM:
     def __init__(self, model: str | None = None, **kwargs: Any) -> None:
         started = time.perf_counter()
         checked = check(_engine_args(model, kwargs))
-        self.config: EngineConfig = resolve(checked, device_facts(checked.args.device))
-        self.start_times = {"configuration": time.perf_counter() - started}
+        self.start_times = {"check": time.perf_counter() - started}
+        started = time.perf_counter()
+        facts = device_facts(checked.args.device)  # the first time ever, kernels are compiled here
+        self.start_times["device"] = time.perf_counter() - started
+        started = time.perf_counter()
+        self.config: EngineConfig = resolve(checked, facts)
+        self.start_times["configuration"] = time.perf_counter() - started
         started = time.perf_counter()
         self._tokenizer = load_tokenizer_of(checked)
         self._template = load_template(checked.args.chat_template, self._tokenizer)

@@ -96,8 +96,11 @@ def _load(start: Start, outbox: SimpleQueue[FromEngine | None]) -> tuple[Worker,
     imported = time.perf_counter()
     outbox.put(Phase("imports", imported - begun))
     checked = pickle.loads(start.checked)
-    config = resolve(checked, device_facts(checked.args.device))
-    outbox.put(Phase("configuration", time.perf_counter() - imported))
+    facts = device_facts(checked.args.device)  # the first time ever, kernels are compiled here
+    known = time.perf_counter()
+    outbox.put(Phase("device", known - imported))
+    config = resolve(checked, facts)
+    outbox.put(Phase("configuration", time.perf_counter() - known))
     worker = Worker(config, checked.checkpoint)
     for name, seconds in worker.phases.items():
         outbox.put(Phase(name, seconds))

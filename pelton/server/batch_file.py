@@ -93,6 +93,17 @@ async def run_batch(
         return await batch.run(max_concurrency)
 
 
+def nothing_left(source: Path, target: Path, *, max_line_bytes: int) -> Counts | None:
+    """The counts of a run that finds the records of all lines there already, or None for one that
+    has something to do. Raises ConfigError as `run_batch` does."""
+    with open_source(source, target) as lines, Records(target) as records:
+        return _Batch(lines, records, _nobody, max_line_bytes, lambda _: None, Counts()).skip_all()
+
+
+async def _nobody(path: str, body: bytes) -> tuple[int, bytes]:
+    raise AssertionError("nobody is to be asked")
+
+
 class _Batch:
     def __init__(
         self,
@@ -121,12 +132,22 @@ class _Batch:
             await asyncio.gather(*workers, return_exceptions=True)
         return self._counts
 
+    def skip_all(self) -> Counts | None:
+        """None at the first line that has no record."""
+        for number, line, is_whole in self._lines:
+            if not self._has_record(number, self._identify(line, is_whole)[0]):
+                return None
+        return self._counts
+
     async def _work(self) -> None:
         for number, line, is_whole in self._lines:
             await self._take(number, line, is_whole)
             await asyncio.sleep(0)
 
-    async def _take(self, number: int, line: bytes, is_whole: bool) -> None:
+    def _identify(
+        self, line: bytes, is_whole: bool
+    ) -> tuple[str | None, BatchLine | None, str | None]:
+        """The custom_id under which a line gets its record, and what `_read` says of it."""
         request, fault = self._read(line, is_whole)
         custom_id = _readable_id(line) if request is None else request.custom_id
         if custom_id in self._seen:
@@ -134,6 +155,10 @@ class _Batch:
             custom_id, fault = None, fault or earlier
         elif custom_id is not None:
             self._seen.add(custom_id)
+        return custom_id, request, fault
+
+    async def _take(self, number: int, line: bytes, is_whole: bool) -> None:
+        custom_id, request, fault = self._identify(line, is_whole)
         if self._has_record(number, custom_id):
             return
         if request is None or fault is not None:

@@ -122,8 +122,8 @@ class PromptReader:
         if asked is not None and length + asked > self._max_model_len:
             raise ApiError(
                 400,
-                f"The prompt has {length} tokens and {name}={asked}, together {length + asked}; the "
-                f"context holds max_model_len={self._max_model_len}. Ask for at most "
+                f"The prompt has {length} tokens and {name}={asked}, together {length + asked}; "
+                f"the context holds max_model_len={self._max_model_len}. Ask for at most "
                 f"{self._max_model_len - length}, or shorten the prompt.",
                 param=name,
                 code="context_length_exceeded",

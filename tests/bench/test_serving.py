@@ -49,6 +49,8 @@ def test_tokens_are_counted_whatever_the_chunks(step_size: int, continuous: bool
     assert result["total_output_tokens"] == 9 * num_tokens
     assert result["total_input_tokens"] == 45
     assert result["peak_concurrency"] == 4
+    # Whoever waits for room is due when there is some: the client is not late for its own cap.
+    assert len({one.due for one in outcomes}) == 6
     assert ("each chunk" in result["token_counts"]) == continuous
     assert (len(outcomes[0].chunks) < num_tokens) == (step_size > 1)
     assert len(outcomes[0].itl) == num_tokens - outcomes[0].chunks[0][1]

@@ -285,9 +285,12 @@ def test_one_answer_of_an_engine_of_its_own(server: ServeProcess) -> None:
     ("words", "sentence"),
     [
         ("--url http://x MODEL", "MODEL and --url exclude each other"),
+        ("--url http://x text", "a text for it goes behind -q"),
         ("--url http://x --max-model-len 5", "--max-model-len and --url exclude each other"),
         ("--api-key k", "--api-key is for a server; add --url"),
-        ("--url ftp://x -q a", "must look like http://"),
+        ("--url ftp://x -q a", "starts with http:// or https://"),
+        ("--url notaurl -q a", "starts with http:// or https://"),
+        ("--url http:// -q a", "starts with http:// or https://"),
     ],
 )
 def test_flags_that_do_not_go_together(words: str, sentence: str) -> None:

@@ -30,6 +30,7 @@ def test_a_file_twice(tmp_path: Path) -> None:
     words = [str(chat_model()), "-i", str(source), "-o", str(target), "--num-threads", "1"]
     first = run_batch(*words)
     assert first.returncode == 3, first.stderr
+    assert "nothing is left" not in first.stderr
     last = first.stderr.splitlines()[-1]
     assert "2 answered, 2 with an error, 0 were there already" in last
     records = {r["custom_id"]: r for r in map(json.loads, target.read_text().splitlines())}
@@ -41,8 +42,10 @@ def test_a_file_twice(tmp_path: Path) -> None:
     }
     assert records["b"]["response"]["body"]["object"] == "chat.completion"
     before = target.read_bytes()
-    second = run_batch(*words)
-    assert second.returncode == 3
+    # Nothing is left to do, so that not even the model is looked for.
+    second = run_batch("no-such-model", *words[1:])
+    assert second.returncode == 3, second.stderr
+    assert "nothing is left to do" in second.stderr
     last = second.stderr.splitlines()[-1]
     assert "0 answered, 0 with an error, 4 were there already, 2 of them with an error" in last
     assert target.read_bytes() == before

@@ -82,7 +82,7 @@ def test_a_life(saboteur):
         assert not process_of(llm)._folder.exists()
         assert list(llm.facts.start_times) == ["check", *phases]
         assert phases == [
-            "process", "imports", "configuration", "build model", "load weights",
+            "process", "imports", "device", "configuration", "build model", "load weights",
             "choose kernels", "allocate", "warm up",
         ]  # fmt: skip
         assert llm.config == offline.config

@@ -48,6 +48,7 @@ MANY: list[SamplingParams] = [
     greedy(detokenize=False),
     seeded(seed=1, presence_penalty=1.0, logit_bias={"5": 20}, bad_words=["a"]),
     greedy(1),
+    greedy(n=3),
     greedy(40, prompt_logprobs=0),
 ]
 

@@ -10,6 +10,7 @@ and not the engine.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import shutil
 import subprocess
@@ -20,6 +21,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from pelton.device.native.levels import Level, cpu_flags
+
+_log = logging.getLogger(__name__)
 
 _SOURCES = Path(__file__).parent
 _PREBUILT = _SOURCES / "prebuilt"  # in a wheel (setup.py)
@@ -52,6 +55,12 @@ def build(level: Level) -> Path:
     words = (*_OPTIONS, *level.options, compiler, *sorted(cpu_flags()))
     library = _cache_folder() / f"{level.name}-{_digest(words)}.so"
     if not library.exists():
+        # A warning, so that it shows wherever it is waited for: it may take a minute.
+        _log.warning(
+            "Compiling the CPU kernels for this machine, once, with %s; kept as %s.",
+            compiler,
+            library,
+        )
         _finish(library, level, lambda unfinished: _compile(compiler, level, unfinished))
     return library
 

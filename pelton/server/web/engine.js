@@ -16,6 +16,7 @@ const CHARTS = [
 
 const samples = []; // {at, running, waiting, kv, answers, prompts, ttft}; at: seconds of the server's clock
 let before = null;
+let isStale = false; // nobody tells what is now
 
 export function startEngine() {
   const charts = CHARTS.map(chartNode);
@@ -31,6 +32,7 @@ async function poll() {
       take(await getJson("stats", AbortSignal.timeout(5000)));
     } catch (error) {
       banner(error.status ? error.message : "The server cannot be reached.");
+      mark(true);
     }
   }
   setTimeout(poll, Math.max(1000 - (performance.now() - began), 100));
@@ -38,6 +40,8 @@ async function poll() {
 
 function take(now) {
   banner(now.is_alive ? "" : "The engine has stopped: no more answers come from this server.");
+  mark(!now.is_alive);
+  if (!now.is_alive) return;
   // Counts that went back are another server's.
   if (before && now.uptime_seconds > before.uptime_seconds) {
     const seconds = now.uptime_seconds - before.uptime_seconds;
@@ -54,6 +58,14 @@ function take(now) {
   } else samples.length = 0;
   before = now;
   while (samples.length && samples[0].at < now.uptime_seconds - SECONDS) samples.shift();
+  if (!find("engine").hidden) draw();
+}
+
+/** What was last known is dimmed, and not shown as what is now. */
+function mark(stale) {
+  if (stale === isStale) return;
+  isStale = stale;
+  find("engine").classList.toggle("stale", stale);
   if (!find("engine").hidden) draw();
 }
 
@@ -124,7 +136,7 @@ function drawChart({ id, title, least, most, format, lines }) {
       const last = known.at(-1);
       parts.push(svg("circle", { class: `line${index}`, cx: x(last.at) - 2, cy: y(last[name]), r: 2.5 }));
     }
-    const now = known.length ? format(known.at(-1)[name]) : "–";
+    const now = known.length && !isStale ? format(known.at(-1)[name]) : "–";
     find(`now-${name}`).textContent = now;
     spoken.push(`${lines[name]} ${now}`);
   });

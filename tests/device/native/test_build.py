@@ -175,3 +175,22 @@ def test_a_wheel_without_a_compiler_has_no_kernels_and_says_so(tmp_path):
     for level in LEVELS:
         if level.machine == platform.machine():
             assert f"No kernels of level {level.name} in the wheel: no C compiler" in done.stderr
+
+
+@needs_compiler
+def test_a_compilation_is_told_before_it_begins(one_small_source, own_cache, monkeypatch, caplog):
+    told_before: list[str] = []
+    compile_all = build_module._compile
+
+    def compile_told(*arguments):
+        told_before.append(caplog.text)
+        compile_all(*arguments)
+
+    monkeypatch.setattr(build_module, "_compile", compile_told)
+    with caplog.at_level(logging.WARNING, "pelton"):
+        path = build(usable_levels()[-1])
+        build(usable_levels()[-1])
+    assert len(told_before) == 1
+    assert "Compiling the CPU kernels for this machine, once" in told_before[0]
+    assert str(path) in told_before[0]
+    assert caplog.text == told_before[0]

@@ -288,6 +288,7 @@ def test_faults_are_told_plainly(page: Page) -> None:
         server.do(lambda engine: setattr(engine, "paused", False))
         server.do(lambda engine: engine.die())
         expect(page.locator("#banner")).to_contain_text("The engine has stopped")
+        expect(page.locator("#engine.stale #now-running")).to_have_text("–")
         page.get_by_role("button", name="Try again").click()
         expect(page.locator("article .error")).to_contain_text("The engine has stopped")
     expect(page.locator("#banner")).to_contain_text("cannot be reached")
