@@ -276,6 +276,7 @@ def test_one_answer_of_an_engine_of_its_own(server: ServeProcess) -> None:
     alone = run("chat", str(chat_model(2048)), "--num-threads", "1", *words)
     assert alone.returncode == 0, alone.stderr
     assert alone.stdout == served.stdout != ""
+    assert alone.stderr.startswith(f"loading {chat_model(2048)}\n")
     wrong = run("chat", "/no/such/model", "-q", "x")
     assert wrong.returncode == 2
     assert "/no/such/model" in wrong.stderr
