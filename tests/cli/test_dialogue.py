@@ -182,7 +182,7 @@ def test_an_engine_of_its_own_in_a_terminal(tmp_path: Path) -> None:
     words = ["chat", str(chat_model(2048)), "--num-threads", "1", "--ignore-eos"]
     terminal = Terminal([*words, "--temperature", "0", "--max-tokens", "1900"], tmp_path)
     try:
-        terminal.wait_for(">>> ", 60)
+        terminal.wait_for(">>> ", 120)
         terminal.type("hello\n")
         terminal.wait_for("hello\r\n")
         terminal.wait_for_an_answer()

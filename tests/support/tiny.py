@@ -217,6 +217,9 @@ class TinyEngine:
     ) -> list[list[int]]:
         names = [self.add(prompt, params) for prompt in prompts]
         outcomes = self.run()
+        for name in names:
+            if (error := outcomes[name].error) is not None:
+                raise error  # it says more than that tokens are missing
         return [outcomes[name].token_ids for name in names]
 
 

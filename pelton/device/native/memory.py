@@ -48,6 +48,8 @@ def _mapped(num_bytes: int) -> torch.Tensor:
     memory = mmap.mmap(-1, num_bytes + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(AttributeError, OSError):  # another system, or a kernel without
         memory.madvise(mmap.MADV_HUGEPAGE)
-    whole = torch.frombuffer(memory, dtype=torch.uint8)
+    # Pieces outlive whoever came first, who may have been in inference mode.
+    with torch.inference_mode(False):
+        whole = torch.frombuffer(memory, dtype=torch.uint8)
     start = -whole.data_ptr() % _HUGE_PAGE
     return whole[start : start + num_bytes]

@@ -29,6 +29,13 @@ def test_pieces_lie_one_behind_the_other_and_never_overlap():
         assert (piece == number + 1).all()
 
 
+def test_a_piece_may_be_written_whoever_made_the_chunk():
+    with torch.inference_mode():
+        for _ in range(2):  # the second needs a chunk of its own, and leaves some of it
+            weight_memory(_CHUNK_BYTES - 64)
+    weight_memory(64).fill_(1)
+
+
 def test_what_nobody_holds_is_given_back():
     def resident() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
