@@ -313,9 +313,11 @@ class Staging:
         self.stats.num_steps += 1
         return step
 
-    def flush(self, step: StagedStep) -> None:
+    def flush(self, step: StagedStep, *, is_whole: bool = False) -> None:
         """Launch what differs from the device's header, and the staged writes: nothing where there
-        is nothing."""
+        is nothing. is_whole: the whole header, since the device may not have the last one."""
+        if is_whole:
+            self._sent_header = None
         changed = self._changed_header(step.header)
         if changed is not None:
             self.add_write(0, self._header_start + changed.start, step.header[changed])

@@ -78,6 +78,7 @@ def rehearse(
             executor.warm(shape, is_sampled=True)
         for plan in plans:
             runner.finish(runner.start(plan)).collect()
+    runner.rest()  # what the plans staged was compiled, and not written
     device.synchronize()
 
 

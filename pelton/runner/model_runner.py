@@ -85,10 +85,11 @@ class ModelRunner:
             in_flight.staged.release()
 
     def rest(self) -> None:
-        """Publish a step without rows: what is launched until the next step is padding alone."""
+        """Publish a step without rows: what is launched until the next step is padding alone.
+        Whatever was launched before, if only to be compiled, the device's header is the host's."""
         staged = self._staging.begin()
         self._builder.describe(EMPTY_PLAN, staged, as_live)
-        self._staging.flush(staged)
+        self._staging.flush(staged, is_whole=True)
         staged.release()
 
     def close(self) -> None:

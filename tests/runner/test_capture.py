@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from pelton.core.descriptor import Descriptor
 from pelton.device.cpu import CPUDevice
 from pelton.device.fake import FakeDevice
 from pelton.forward.recorded import RecordedExecutor
+from pelton.ops.step_kernels import step_kernel
 from pelton.runner.capture import Recorder, rehearse
 from pelton.runner.synthetic import synthetic_plan
 
@@ -54,6 +56,30 @@ class Ahead(CPUDevice):
 
 class AheadFake(FakeDevice):
     records_when_asked = False
+
+
+class Rehearsing(Ahead):
+    """Writes nothing of the host's while it rehearses, as a GPU whose kernels are compiled then."""
+
+    _is_rehearsing = False
+
+    @contextlib.contextmanager
+    def rehearsing(self):
+        self._is_rehearsing = True
+        yield
+        self._is_rehearsing = False
+
+    def launch(self, kernel, *args):
+        if not (self._is_rehearsing and kernel is step_kernel("staged_write", "cpu")):
+            super().launch(kernel, *args)
+
+
+def test_steps_after_a_rehearsal_do_not_build_on_what_it_staged(monkeypatch):
+    """Of one row: a step's header then differs least from the rehearsal's, and what is equal is not
+    sent again."""
+    monkeypatch.setattr("support.tiny.make_device", lambda name: Rehearsing())
+    engine = TinyEngine(tiny_llama(), graphs=GRAPHS, max_num_seqs=1)
+    assert engine.generate(PROMPTS) == [plain_tokens(p, greedy()) for p in PROMPTS]
 
 
 @pytest.mark.parametrize("kind", [Ahead, AheadFake])
