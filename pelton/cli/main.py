@@ -37,10 +37,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         finally:
             # Here, not at the interpreter's exit, where nobody could catch what it raises.
             sys.stdout.flush()
+            _give_up_lost_lines()
     except BrokenPipeError:
         # The reader of our output left (`| head`); Python would complain once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+
+
+def _give_up_lost_lines() -> None:
+    """Where standard error cannot be written, on a full disk, its lines are lost and nothing else:
+    with some of them left, Python would end with code 120, whatever the command's own is."""
+    try:
+        sys.stderr.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 def _dispatch(words: Sequence[str]) -> int:

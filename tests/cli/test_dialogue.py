@@ -89,7 +89,9 @@ class Terminal:
 
     def wait(self) -> int:
         """Its exit code; what it shows is read meanwhile."""
+        end = time.monotonic() + 30
         while self.process.poll() is None:
+            assert time.monotonic() < end, f"it goes on: {self.seen[self._place :]!r}"
             with contextlib.suppress(OSError):
                 if select.select([self._ours], [], [], 0.1)[0]:
                     os.read(self._ours, 65536)
@@ -164,7 +166,7 @@ def test_control_c(terminal: Terminal) -> None:
     terminal.wait_for(">>> ")
     terminal.type("hello\n")
     terminal.wait_for("hello\r\n")
-    time.sleep(0.5)
+    terminal.wait_for_an_answer()
     terminal.type("\x03")
     terminal.wait_for("[stopped; Ctrl-C once more ends this]", 5)
     terminal.wait_for(">>> ")
@@ -173,6 +175,7 @@ def test_control_c(terminal: Terminal) -> None:
     terminal.wait_for(">>> ")
     terminal.type("\x03")
     terminal.wait_for("once more")
+    terminal.wait_for(">>> ")
     terminal.type("\x03")
     assert terminal.wait() == 130
 

@@ -122,3 +122,13 @@ def test_a_reader_that_left_is_no_fault(words: list[str]) -> None:
     os.close(writer)
     assert done.stderr == b""
     assert done.returncode in (0, 1)  # argparse itself swallows the fault of a long text
+
+
+def test_lines_that_a_full_disk_lost_do_not_change_the_exit_code(monkeypatch):
+    """With some left in a buffer Python would end with 120."""
+    with open("/dev/full", "w") as full:
+        full.write("lost")
+        monkeypatch.setattr(sys, "stderr", full)
+        assert cli.main(["--version"]) == 0
+        full.write("more")
+        full.flush()  # and closing it raises nothing
