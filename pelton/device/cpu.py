@@ -10,8 +10,7 @@ import torch
 
 from pelton.device.native.library import library
 from pelton.device.native.tape import NativeTape
-from pelton.device.protocol import StagingBlock
-from pelton.device.staging import HostMemory
+from pelton.device.staging import HostMemory, UsesHostMemory
 from pelton.device.tape import Recorder
 from pelton.device.timeline import current, name_of
 
@@ -27,7 +26,7 @@ class PassedEvent:
 _PASSED = PassedEvent()
 
 
-class CPUDevice:
+class CPUDevice(UsesHostMemory):
     name = "cpu"
     torch_device = torch.device("cpu")
     runs_inline = True
@@ -54,18 +53,6 @@ class CPUDevice:
 
     def alias(self, host: torch.Tensor) -> torch.Tensor:
         return host
-
-    def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return self.host_memory.buffer(shape, dtype)
-
-    def staging_block(self, num_words: int) -> StagingBlock:
-        return self.host_memory.block(num_words)
-
-    def cold_table(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return self.host_memory.table(name, shape, dtype)
-
-    def describe_staging(self) -> str:
-        return self.host_memory.describe()
 
     def attach(self) -> None:
         return None

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from pelton.device.memory import cpu_facts
-from pelton.device.protocol import StagingBlock
-from pelton.device.staging import HostMemory
+from pelton.device.staging import HostMemory, UsesHostMemory
 from pelton.errors import ConfigError
 
 # With as many cores a thread that waits for the device looks at it all the time: woken by the
@@ -96,7 +95,7 @@ def import_triton() -> threading.Thread:
     return thread
 
 
-class CUDADevice:
+class CUDADevice(UsesHostMemory):
     runs_inline = False
     poisons = False
     records_when_asked = False
@@ -143,18 +142,6 @@ class CUDADevice:
         if host.numel() == 0:
             return self.empty(tuple(host.shape), host.dtype)
         return torch.as_tensor(_SameAddress(host), device=self.torch_device)
-
-    def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return self.host_memory.buffer(shape, dtype)
-
-    def staging_block(self, num_words: int) -> StagingBlock:
-        return self.host_memory.block(num_words)
-
-    def cold_table(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return self.host_memory.table(name, shape, dtype)
-
-    def describe_staging(self) -> str:
-        return self.host_memory.describe()
 
     def attach(self) -> None:
         torch.cuda.set_stream(self._stream)

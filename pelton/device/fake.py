@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from pelton.device.protocol import StagingBlock
-from pelton.device.staging import HostMemory
+from pelton.device.staging import HostMemory, UsesHostMemory
 from pelton.device.tape import Recorder, Tape
 
 # What the host may do with a device tensor outside a launch: ask for its shape and make views.
@@ -69,7 +68,7 @@ class FakeEvent:
         self._device.run_until(self._position)
 
 
-class FakeDevice:
+class FakeDevice(UsesHostMemory):
     """Queued launches, delayed copies. `num_done` counts queue entries that have run.
 
     staging_mode: as in EngineArgs. cold_bytes: see HostMemory.
@@ -109,18 +108,6 @@ class FakeDevice:
 
     def alias(self, host: torch.Tensor) -> torch.Tensor:
         return host.as_subclass(FakeDeviceTensor)
-
-    def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return self.host_memory.buffer(shape, dtype)
-
-    def staging_block(self, num_words: int) -> StagingBlock:
-        return self.host_memory.block(num_words)
-
-    def cold_table(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return self.host_memory.table(name, shape, dtype)
-
-    def describe_staging(self) -> str:
-        return self.host_memory.describe()
 
     def attach(self) -> None:
         return None

@@ -149,6 +149,24 @@ class HostMemory:
         return line + f"; {self.device_bytes} bytes of large tables moved to device memory."
 
 
+class UsesHostMemory:
+    """The verbs of a Device that its `host_memory` answers."""
+
+    host_memory: HostMemory
+
+    def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return self.host_memory.buffer(shape, dtype)
+
+    def staging_block(self, num_words: int) -> StagingBlock:
+        return self.host_memory.block(num_words)
+
+    def cold_table(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return self.host_memory.table(name, shape, dtype)
+
+    def describe_staging(self) -> str:
+        return self.host_memory.describe()
+
+
 def probe(device: HostAccess) -> tuple[StagingMode, str]:
     """The best way that works, and what was found. Whatever is odd counts against it."""
     try:

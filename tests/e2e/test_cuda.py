@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.drafters import ngram_drafts
 from support.families import tiny_model
 from support.tiny import (
     TinyEngine,
@@ -15,7 +16,6 @@ from support.tiny import (
 )
 
 from pelton.config.params import SamplingParams
-from pelton.config.speculation import SpeculationConfig
 from pelton.device import cuda
 from pelton.device.cuda import CUDADevice
 from pelton.device.table import STAGING_MODES
@@ -58,9 +58,7 @@ def test_greedy_tokens_equal_transformers(backend, depth):
         {"max_num_seqs": 1},
         {"num_blocks": 24},  # some are preempted
         {"block_size": 16, "num_blocks": 32},
-        {"speculation": SpeculationConfig(
-            method="ngram", num_speculative_tokens=3, prompt_lookup_min=1, prompt_lookup_max=3
-        )},
+        {"speculation": ngram_drafts(3)},
     ],
     ids=str,
 )  # fmt: skip
@@ -217,16 +215,8 @@ def test_recurrent_layers_greedy_tokens_equal_transformers(backend, depth):
 
 @pytest.mark.parametrize("num_drafts", [0, 3])
 def test_recurrent_layers_do_not_wait_for_the_device(num_drafts):
-    speculation = SpeculationConfig()
-    if num_drafts:
-        speculation = SpeculationConfig(
-            method="ngram",
-            num_speculative_tokens=num_drafts,
-            prompt_lookup_min=1,
-            prompt_lookup_max=3,
-        )
     folder = tiny_model("GraniteMoeHybrid", **HYBRID)
-    engine = TinyEngine(folder, device="cuda", speculation=speculation)
+    engine = TinyEngine(folder, device="cuda", speculation=ngram_drafts(num_drafts))
     names = [engine.add(prompt * 2) for prompt in prompts_of([5, 20, 45])]
     torch.cuda.set_sync_debug_mode("error")
     try:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from e2e.test_cuda import HYBRID
 from support.dense_attention import NAME
+from support.drafters import ngram_drafts
 from support.families import tiny_model
 from support.plain import greedy, logprobs_of, seeded
 from support.tiny import TinyEngine, oracle_greedy, prompts_of, tiny_llama
@@ -17,7 +18,6 @@ from support.tiny import TinyEngine, oracle_greedy, prompts_of, tiny_llama
 from pelton import LLM
 from pelton.config.graphs import GraphsConfig
 from pelton.config.params import SamplingParams
-from pelton.config.speculation import SpeculationConfig
 
 pytestmark = pytest.mark.gpu
 
@@ -94,13 +94,7 @@ def test_preempted_at_every_step(backend):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("num_drafts", [1, 3])
 def test_drafts(num_drafts, backend):
-    speculation = SpeculationConfig(
-        method="ngram",
-        num_speculative_tokens=num_drafts,
-        prompt_lookup_min=1,
-        prompt_lookup_max=3,
-    )
-    engine = recorded(backend, speculation=speculation)
+    engine = recorded(backend, speculation=ngram_drafts(num_drafts))
     prompts = [p * 2 for p in PROMPTS]
     assert engine.generate(prompts) == [oracle_greedy(tiny_llama(), p, 12) for p in prompts]
 
@@ -118,14 +112,6 @@ def test_another_thread_works_in_the_same_queue():
 @pytest.mark.parametrize("num_drafts", [0, 3])
 def test_recurrent_layers(num_drafts, backend):
     """Twice, so that the second time checkpoints of states are hit."""
-    speculation = SpeculationConfig()
-    if num_drafts:
-        speculation = SpeculationConfig(
-            method="ngram",
-            num_speculative_tokens=num_drafts,
-            prompt_lookup_min=1,
-            prompt_lookup_max=3,
-        )
     folder = tiny_model("GraniteMoeHybrid", **HYBRID)
     engine = TinyEngine(
         folder,
@@ -133,7 +119,7 @@ def test_recurrent_layers(num_drafts, backend):
         attention_backend=backend,
         batch_invariant=backend.endswith("invariant"),
         graphs=GRAPHS,
-        speculation=speculation,
+        speculation=ngram_drafts(num_drafts),
     )
     prompts = [p * 2 for p in PROMPTS]
     expected = [oracle_greedy(folder, p, 12) for p in prompts]

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
+from support.interpreted import needs_triton, run_interpreted
 from support.products import ACTIVATIONS, ALIGNED, ODD, OPS, TOLERANCE, TritonProduct
 
 from pelton.device.cuda import CUDADevice
@@ -22,23 +20,12 @@ ROWS = {
     "many_rows": (0, 1, 65, 257),
     "fixed": (0, 1, 2, 3, 15, 16, 17, 64, 257, 1030),
 }
-needs_triton = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="triton is not installed"
-)
 
 
 @needs_triton
 @pytest.mark.parametrize("op", OPS)
 def test_in_the_interpreter(op):
-    """In a process of its own: triton reads the variable when it is imported."""
-    result = subprocess.run(
-        [sys.executable, "-m", "support.products", op],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert result.returncode == 0, result.stderr[-2000:]
+    run_interpreted("products", op)
 
 
 def names_of(op: str) -> list[str]:

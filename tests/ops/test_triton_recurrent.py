@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
+from support.interpreted import needs_triton, run_interpreted
 from support.triton_recurrent import (
     FEW,
     MANY,
@@ -23,17 +19,9 @@ from support.triton_recurrent import (
 DTYPES = list(TOLERANCE)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+@needs_triton
 def test_in_the_interpreter():
-    """In a process of its own: triton reads the variable when it is imported."""
-    result = subprocess.run(
-        [sys.executable, "-m", "support.triton_recurrent"],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert result.returncode == 0, result.stderr[-2000:]
+    run_interpreted("triton_recurrent")
 
 
 @pytest.mark.gpu

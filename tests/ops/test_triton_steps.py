@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
 import torch
 from support.heads import check_candidates, check_draw, check_fused, check_gumbel_argmax
+from support.interpreted import needs_triton, run_interpreted
 from support.logit_stages import (
     check_argmax,
     check_judge,
@@ -25,23 +22,12 @@ from support.top import check_keep_top, check_top_k_top_p
 
 from pelton.ops.step_kernels import step_kernel
 
-needs_triton = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="triton is not installed"
-)
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 @needs_triton
 def test_in_the_interpreter():
-    """In a process of its own: triton reads the variable when it is imported."""
-    result = subprocess.run(
-        [sys.executable, "-m", "support.triton_steps"],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert result.returncode == 0, result.stderr[-2000:]
+    run_interpreted("triton_steps")
 
 
 @pytest.mark.gpu

@@ -8,11 +8,21 @@ import numpy as np
 import torch
 
 from pelton.config.engine import EngineConfig
+from pelton.config.speculation import SpeculationConfig
 from pelton.device.protocol import Device
 from pelton.speculation.protocol import SampledStep, SpeculatorNeeds
 
 VOCAB = 12
 INT32 = np.iinfo(np.int32)
+
+
+def ngram_drafts(count: int) -> SpeculationConfig:
+    """So many drafts a step of one to three last tokens; none for 0."""
+    if count == 0:
+        return SpeculationConfig()
+    return SpeculationConfig(
+        method="ngram", num_speculative_tokens=count, prompt_lookup_min=1, prompt_lookup_max=3
+    )
 
 
 class ScriptedDrafter:

@@ -12,6 +12,19 @@ from pelton.ops.top_k_top_p.reference import top_k_top_p
 KINDS = ("random", "ties", "flat")
 
 
+def logits_of(kind: str, num_rows: int, vocab: int) -> torch.Tensor:
+    """[num_rows, vocab] float32, random or full of equal ones; with a -0.0, and half a row of
+    -inf."""
+    logits = torch.randn(num_rows, vocab) * 3
+    if kind == "ties":
+        logits = logits.round()
+    elif kind == "flat":
+        logits = torch.zeros(num_rows, vocab)
+    logits[0, vocab // 2] = -0.0
+    logits[3, : vocab // 2] = -torch.inf
+    return logits
+
+
 def check_keep_top(
     kernel: Any, *, vocab: int, kinds: tuple[str, ...] = KINDS, device: str = "cpu"
 ) -> None:
@@ -21,13 +34,7 @@ def check_keep_top(
     top_k = torch.tensor(ks, dtype=torch.int32).clamp(min=-1)
     top_p = torch.tensor(ps)
     for kind in kinds:
-        logits = torch.randn(len(ks), vocab) * 3
-        if kind == "ties":
-            logits = logits.round()
-        elif kind == "flat":
-            logits = torch.zeros(len(ks), vocab)
-        logits[0, vocab // 2] = -0.0
-        logits[3, : vocab // 2] = -torch.inf
+        logits = logits_of(kind, len(ks), vocab)
         found = logits.to(device, copy=True)
         reference(logits, top_k, top_p)
         kernel(found, top_k.to(device), top_p.to(device))
@@ -49,13 +56,7 @@ def check_top_k_top_p(
     ps = [1.0, 0.5, 0.9, 1.0, 0.5, 1e-6, 0.3, 0.999, 0.0]
     top_k, top_p = torch.tensor(ks, dtype=torch.int32), torch.tensor(ps)
     for kind in kinds:
-        logits = torch.randn(len(ks), vocab) * 3
-        if kind == "ties":
-            logits = logits.round()
-        elif kind == "flat":
-            logits = torch.zeros(len(ks), vocab)
-        logits[0, vocab // 2] = -0.0
-        logits[3, : vocab // 2] = -torch.inf
+        logits = logits_of(kind, len(ks), vocab)
         shape = (len(ks), most)
         values, ids = torch.full(shape, -7.0), torch.full(shape, -7, dtype=torch.int32)
         top_k_top_p(logits, top_k, top_p, values, ids)
