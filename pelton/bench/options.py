@@ -70,8 +70,8 @@ class SuiteOptions:
         again.
     num_iters: runs of each case, as far as there is time; the suite's own number if left out.
     json: file for everything measured, written anew after each run.
-    profile: folder for a Chrome trace of each case, once all are measured; a table of what a step
-        is made of is printed.
+    profile: folder for a Chrome trace of each case but a server's, once all are measured; a table
+        of what a step is made of is printed.
     """
 
     only: str | None = None

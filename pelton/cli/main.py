@@ -47,6 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _give_up_lost_lines() -> None:
     """Where standard error cannot be written, on a full disk, its lines are lost and nothing else:
     with some of them left, Python would end with code 120, whatever the command's own is."""
+    if sys.stderr is None:  # closed by who started us
+        return
     try:
         sys.stderr.flush()
     except OSError:

@@ -53,8 +53,8 @@ def run(options: argparse.Namespace) -> int:
         local = importlib.import_module("pelton.server.local")
         batch_file = importlib.import_module("pelton.server.batch_file")
     source, target = Path(options.input_file), Path(options.output_file)
-    # What is wrong with the files shows before seconds go into loading.
     args = ServerArgs(**given(options, _SERVER_FIELDS))
+    # What is wrong with the files shows before seconds go into loading.
     left = batch_file.nothing_left(source, target, max_line_bytes=args.max_body_bytes)
     if left is not None:
         _say(f"nothing is left to do: {_words(left)}; {target}")

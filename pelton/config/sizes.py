@@ -34,8 +34,7 @@ def unit_of(hint: Any) -> str:
 def parse_size(text: str, unit: str, *, may_be_left_out: bool = False) -> int | None:
     """A number with a factor behind it or none: as in vLLM k, m, g and t are powers of 1000, and K,
     M, G and T of 1024. Of bytes also kB, MB, GB and TB (1000), and KiB, MiB, GiB and TiB, with or
-    without the B (1024).
-    "auto" is None, where a field may be left out.
+    without the B (1024). "auto" is None, where a field may be left out.
 
     Raises ValueError, whose words continue the field's name.
     """
@@ -59,7 +58,7 @@ def _factor(word: str, unit: str) -> int | None:
     letter, rest = word[:1], word[1:]
     if unit == "bytes" and rest.lower() in ("b", "ib", "i"):
         base = 1000 if rest.lower() == "b" else 1024
-    elif word in ("", "B") and (not word or unit == "bytes"):
+    elif not word or (word == "B" and unit == "bytes"):
         return 1
     else:
         base = 1000 if letter.islower() else 1024

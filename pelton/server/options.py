@@ -22,7 +22,12 @@ _ORIGIN = re.compile(
     r"([a-z0-9_.-]+|\[[0-9a-f:.]+\])(:[1-9][0-9]{0,4})?"
 )
 """RFC 6454, 6.2, as browsers write it."""
-_KIND_WORDS: dict[type, str] = {int: "an integer", float: "a number", bool: "true or false"}
+_KIND_WORDS: dict[type, str] = {
+    int: "an integer",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+}
 _INT32 = 2**31 - 1
 _INTEGERS = {
     "port": (0, 65535),
@@ -83,9 +88,10 @@ def _check_type(name: str, value: object, hint: Any) -> None:
     if float in kinds and type(value) is int:
         return
     if type(value) not in kinds:
-        words = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
-        hint = _quoted(value) if str in kinds else ""
-        raise ConfigError(f"{name} must be {words[kinds[0]]}, got {_shown(name, value)}{hint}.")
+        advice = _quoted(value) if str in kinds else ""
+        raise ConfigError(
+            f"{name} must be {_KIND_WORDS[kinds[0]]}, got {_shown(name, value)}{advice}."
+        )
 
 
 def _quoted(value: object) -> str:

@@ -84,8 +84,8 @@ class PromptReader:
     def _completion(self, body: CompletionBody) -> list[ReadyPrompt]:
         adds = True if body.add_special_tokens is None else body.add_special_tokens
         keep = self._kept(body)
-        prompts = [self._ready(prompt, adds, keep) for prompt in _as_prompts(body.prompt)]
-        return [self._with_room(prompt, body) for prompt in prompts]
+        prompts = _as_prompts(body.prompt)
+        return [self._with_room(self._ready(prompt, adds, keep), body) for prompt in prompts]
 
     async def chat(self, body: ChatBody) -> ReadyPrompt:
         """The conversation, rendered by the chat template. Always beside the loop: a template may

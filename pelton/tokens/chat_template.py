@@ -192,17 +192,21 @@ def _wants_objects(tree: nodes.Template) -> bool:
 
     if _tests(tree, "arguments", names, ("string",)):
         return False
+    filters = list(tree.find_all(nodes.Filter))
     return (
         any(
             one.name in ("tojson", "items", "dictsort", "length") and is_it(one.node)
-            for one in tree.find_all(nodes.Filter)
+            for one in filters
         )
         or any(
             one.attr in ("items", "keys") and is_it(one.node)
             for one in tree.find_all(nodes.Getattr)
         )
         or any(is_it(loop.iter) for loop in tree.find_all(nodes.For))
-        or not any(is_it(node) for node in tree.find_all((nodes.Getattr, nodes.Getitem)))
+        or (
+            any(one.name == "tojson" for one in filters)
+            and not any(is_it(node) for node in tree.find_all((nodes.Getattr, nodes.Getitem)))
+        )
     )
 
 
@@ -271,7 +275,9 @@ def _message(message: Any, where: str, compiled: _Compiled) -> dict[str, Any]:
         where,
     )
     if content is not None or not compiled.knows_none:
-        shown["content"] = _content(content or "", f"{where}.content", compiled)
+        shown["content"] = _content(
+            "" if content is None else content, f"{where}.content", compiled
+        )
     else:
         shown["content"] = None
     if calls and compiled.wants_objects:

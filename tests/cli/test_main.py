@@ -132,3 +132,9 @@ def test_lines_that_a_full_disk_lost_do_not_change_the_exit_code(monkeypatch):
         assert cli.main(["--version"]) == 0
         full.write("more")
         full.flush()  # and closing it raises nothing
+
+
+def test_standard_error_may_be_closed(monkeypatch):
+    """By `2>&-`; Python has None in its place."""
+    monkeypatch.setattr(sys, "stderr", None)
+    assert cli.main(["--version"]) == 0

@@ -502,6 +502,18 @@ def test_arguments_that_are_no_object(arguments: str) -> None:
     assert caught.value.field == "messages[1].tool_calls[0].function.arguments"
 
 
+def test_a_template_that_does_not_write_calls_takes_any_arguments() -> None:
+    call = {"type": "function", "function": {"name": "f", "arguments": "no JSON"}}
+    source = "{% for m in messages %}{{ m.role }} {% endfor %}"
+    assert render(source, [*USER, {**CALLED, "tool_calls": [call]}]) == "user assistant "
+
+
+@pytest.mark.parametrize("content", [0, False, {}])
+def test_content_that_is_nothing_but_no_text(content: object) -> None:
+    with pytest.raises(RequestError, match="a string or a list of text parts"):
+        render("{{ messages[0].content }}", [{"role": "user", "content": content}])
+
+
 def test_tool_history_of_a_real_template(smollm: ChatTemplate) -> None:
     """It adds texts, and knows nothing of calls."""
     assert "assistant\n<|im_end|>" in smollm.render(TOOL_HISTORY)

@@ -126,12 +126,11 @@ _FAR = (
     Case("decode1_32k", "decode", 1, 32768, 64),
     Case("decode8_32k", "decode", 8, 32768, 64),
 )
-_INVARIANT = tuple(case for case in _GPU if case.name in ("decode1", "decode64", "prefill"))
+_FEW = tuple(case for case in _GPU if case.name in ("decode1", "decode64", "prefill"))
 _SERVED = (
     Case("serve8", "serving", 8, 128, 128, long_len=4096, seconds=10),
     Case("serve64", "serving", 64, 128, 128, long_len=4096, seconds=10),
 )
-_SPARSE = tuple(case for case in _GPU if case.name in ("decode1", "decode64", "prefill"))
 _CPU = (
     Case("batch1", "output", 1, 32, 128),
     Case("prefill", "prefill", 1, 2048, 1),
@@ -144,7 +143,7 @@ _GPU_ENGINE = {"max_model_len": 8192}
 SUBJECTS = (
     Subject("qwen3-0.6b", "cuda", "qwen3-0.6b", _GPU_ENGINE, 9, _GPU),
     Subject("qwen3-8b", "cuda", "qwen3-8b", _GPU_ENGINE, 5, _GPU + _LONG),
-    Subject("qwen3-30b-a3b", "cuda", "qwen3-30b-a3b", _GPU_ENGINE, 3, _SPARSE),
+    Subject("qwen3-30b-a3b", "cuda", "qwen3-30b-a3b", _GPU_ENGINE, 3, _FEW),
     Subject(
         "8b-32k",
         "cuda",
@@ -160,7 +159,7 @@ SUBJECTS = (
         "qwen3-8b",
         _GPU_ENGINE | {"batch_invariant": True},
         3,
-        _INVARIANT,
+        _FEW,
         "no",
     ),
     Subject("8b-served", "cuda", "qwen3-8b", _GPU_ENGINE, 3, _SERVED, "no", is_served=True),

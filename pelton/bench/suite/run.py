@@ -64,11 +64,11 @@ def run(args: EngineArgs, options: SuiteOptions) -> None:
     result = Result(options.json)
     # So that what is measured is told, and no process is left behind, whoever ends this one.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    print(HEADER, flush=True)
     with tempfile.TemporaryDirectory(prefix="pelton-bytecode-") as kept:
         env = dict(os.environ)
         if any(has_start for _, has_start in subjects):
             env = _with_bytecode(env, kept)
+        print(HEADER, flush=True)
         for index, (subject, has_start) in enumerate(subjects):
             now = time.monotonic()
             share = now + max(0.0, deadline - now) / (len(subjects) - index)

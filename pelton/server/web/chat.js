@@ -100,6 +100,7 @@ async function answer() {
   status.textContent = "The answer is coming.";
   scrollDown();
   let error = null;
+  let isStopped = false;
   try {
     for await (const chunk of chatChunks(body, control.signal)) {
       clock.take(chunk);
@@ -108,7 +109,8 @@ async function answer() {
       painter.paintSoon();
     }
   } catch (caught) {
-    if (caught.name === "AbortError") clock.reason = "stopped by you";
+    isStopped = caught.name === "AbortError";
+    if (isStopped) clock.reason = "stopped by you";
     else error = caught instanceof ApiError ? caught : new ApiError(0, String(caught));
   }
   painter.finish();
@@ -119,7 +121,7 @@ async function answer() {
     setRunning(false);
   }
   if (!messages.includes(message)) return; // a new conversation has begun
-  if (message.content === "" && (error || clock.reason)) {
+  if (message.content === "" && (error || isStopped)) {
     cut(messages.indexOf(message));
     question.failure = error ? error.message : "You stopped it before the first word.";
     showFailure(question);
