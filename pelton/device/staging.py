@@ -100,7 +100,7 @@ class HostMemory:
         self._cold_bytes = cold_bytes
         self.mode: StagingMode
         self.mode, self.reason = probe(device)
-        self._tables: dict[str, tuple[int, bool]] = {}
+        self._tables: dict[str, int] = {}
         if asked == "auto":
             return
         if STAGING_MODES.index(asked) < STAGING_MODES.index(self.mode):
@@ -127,26 +127,27 @@ class HostMemory:
         num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         if self._cold_bytes is None or num_bytes < self._cold_bytes:
             return self._device.zeros(shape, dtype)
-        on_host = self.mode == "aliased"
-        self._tables[name] = num_bytes, on_host
-        if on_host:
+        self._tables[name] = num_bytes
+        if self.mode == "aliased":
             return self._device.alias(self._device.pinned(shape, dtype))
         return self._device.zeros(shape, dtype)
 
     @property
     def device_bytes(self) -> int:
-        return sum(size for size, on_host in self._tables.values() if not on_host)
+        return 0 if self.mode == "aliased" else sum(self._tables.values())
 
     @property
     def host_bytes(self) -> int:
-        return sum(size for size, on_host in self._tables.values() if on_host)
+        return sum(self._tables.values()) if self.mode == "aliased" else 0
 
     def describe(self) -> str:
         """One line for the log of a start."""
         line = f"Staging memory of {self._device.name}: {self.mode} ({self.reason})"
         if self.host_bytes:
-            line += f"; {self.host_bytes} bytes of tables lie in host memory"
-        return line + f"; {self.device_bytes} bytes of large tables moved to device memory."
+            line += f"; {self.host_bytes} bytes of large tables lie in host memory"
+        if self.device_bytes:
+            line += f"; {self.device_bytes} bytes of large tables lie in device memory"
+        return line + "."
 
 
 class UsesHostMemory:

@@ -282,6 +282,8 @@ class _Progress:
 
     def end(self, place: int, output: RequestOutput) -> None:
         self.outputs[place] = output
+        if self._bar.disable:
+            return
         self._bar.update()
         num_tokens = self._num_tokens() - self._num_before
         rate = num_tokens / (time.perf_counter() - self._started)

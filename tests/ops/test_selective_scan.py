@@ -11,11 +11,11 @@ import torch
 from support.recurrent import metadata
 
 from pelton.ops.registry import BoundOp, bind
-from pelton.ops.selective_scan import CANDIDATES, REFERENCE, ScanSignature
+from pelton.ops.selective_scan import CANDIDATES, ScanSignature
 
 ROWS = 5
 SHAPES = {"one group": (4, 3, 1, 5), "two groups": (6, 8, 2, 16), "all groups": (3, 1, 3, 2)}
-BY_NAME = {"chunked": CANDIDATES[1:2], "reference": (REFERENCE,)}
+BY_NAME = {one.name: (one,) for one in CANDIDATES if one.name != "triton"}
 NO_LIMITS = (0.0, math.inf)
 
 
