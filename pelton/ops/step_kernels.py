@@ -6,6 +6,7 @@ Such an op's package has its reference under the op's name, and may have KERNELS
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 from collections.abc import Callable
@@ -19,6 +20,7 @@ _CAN_RUN: dict[str, Callable[[], bool]] = {
 }
 
 
+@functools.cache
 def step_kernel(op: str, device_type: str) -> Kernel:
     """The kernel of `op` (a package of pelton/ops) for devices of a type: its own where there is
     one that can run here, else the reference."""

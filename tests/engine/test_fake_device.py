@@ -22,6 +22,7 @@ from pelton.core.plan import StepPlan
 from pelton.device.fake import FakeDevice, FakeEvent, HostReadError
 from pelton.device.native.library import library
 from pelton.device.table import STAGING_MODES
+from pelton.ops.step_kernels import step_kernel
 from pelton.runner.heads.results import PendingResult
 
 PROMPTS = prompts_of([1, 4, 9, 10, 17, 26], seed=40)
@@ -253,12 +254,14 @@ def test_the_whole_engine_passes_this_check():
     assert not is_found(max_steps_in_flight=3)
 
 
-def test_a_staging_slot_reused_early_is_found(monkeypatch):
+def test_a_staging_slot_reused_early_is_found(monkeypatch, request):
     """Case 1: without the fence, and a ring so short that only the fence protects it. By the
     references: they look at what they index with, where C reads any memory that it is told to."""
     for module in [m for n, m in sys.modules.items() if n.startswith("pelton.")]:
         if getattr(module, "library", None) is library:
             monkeypatch.setattr(module, "library", lambda: None)
+    step_kernel.cache_clear()  # chosen once in a process
+    request.addfinalizer(step_kernel.cache_clear)
     engine_init = TinyEngine.__init__
 
     def short_ring(self: TinyEngine, *args: Any, **kwargs: Any) -> None:

@@ -61,7 +61,9 @@ def test_blocks_of_every_pool_are_zeroed():
         zero(pools, ints())
 
 
-def test_without_a_library_the_reference_serves(monkeypatch):
+def test_without_a_library_the_reference_serves(monkeypatch, request):
+    step_kernel.cache_clear()  # chosen once in a process
+    request.addfinalizer(step_kernel.cache_clear)
     monkeypatch.setattr("pelton.ops.step_kernels.library", lambda: None)
     from pelton.ops.verify import verify
 
