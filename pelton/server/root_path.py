@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from urllib.parse import urlsplit
 
+from starlette.datastructures import MutableHeaders
 from starlette.routing import BaseRoute, Match
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 class UnderPrefix:
@@ -25,7 +27,12 @@ class UnderPrefix:
         if self._root_path and scope["type"] == "http":
             path = self._root_path + self._own_path(scope)
             scope = {**scope, "path": path, "root_path": self._root_path}
-        await self._app(scope, receive, send)
+
+        async def send_relative(message: Message) -> None:
+            _make_relative(message)
+            await send(message)
+
+        await self._app(scope, receive, send_relative)
 
     def _own_path(self, scope: Scope) -> str:
         path: str = scope["path"]
@@ -33,6 +40,17 @@ class UnderPrefix:
         if not has_prefix or any(route.matches(scope)[0] != Match.NONE for route in self._routes):
             return path
         return path.removeprefix(self._root_path)
+
+
+def _make_relative(message: Message) -> None:
+    """A redirect names no scheme and no host: behind a proxy ours are not the client's."""
+    if message["type"] != "http.response.start":
+        return
+    headers = MutableHeaders(scope=message)
+    if "location" in headers:
+        parts = urlsplit(headers["location"])
+        path = "/" + parts.path.lstrip("/")  # "//host" would be another one's
+        headers["location"] = parts._replace(scheme="", netloc="", path=path).geturl()
 
 
 def path_of(scope: Scope) -> str:
