@@ -12,6 +12,8 @@ class SchedulerConfig:
     max_num_seqs: rows (requests) in one step, and rows of persistent state.
     max_num_batched_tokens: tokens in one step, over all its rows.
     long_prefill_token_threshold: a longer chunk of one prompt is cut to this; 0 = off.
+    max_scored_tokens: while answers are under way, so many prompt tokens in one step have their
+        log-probabilities made: on a CPU that costs about as much as the layers do.
     policy: a name from core/policy.py.
     max_steps_in_flight: launched steps whose results are not yet known.
     """
@@ -19,5 +21,6 @@ class SchedulerConfig:
     max_num_seqs: int
     max_num_batched_tokens: int
     long_prefill_token_threshold: int = 0
+    max_scored_tokens: int = 512
     policy: str = "fcfs"
     max_steps_in_flight: int = 2

@@ -149,6 +149,7 @@ class Scheduler:
             ("max_num_seqs", config.max_num_seqs, 1),
             ("max_num_batched_tokens", config.max_num_batched_tokens, 1),
             ("long_prefill_token_threshold", config.long_prefill_token_threshold, 0),
+            ("max_scored_tokens", config.max_scored_tokens, 1),
             ("max_model_len", max_model_len, 2),
             ("vocab_size", vocab_size, 1),
             ("num_speculative_tokens", num_speculative_tokens, 0),
@@ -159,6 +160,7 @@ class Scheduler:
         self._is_fcfs = config.policy == "fcfs"
         self._max_num_batched_tokens = config.max_num_batched_tokens
         self._long_prefill = config.long_prefill_token_threshold or config.max_num_batched_tokens
+        self._max_scored = config.max_scored_tokens
         self._max_num_seqs = config.max_num_seqs
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size
@@ -350,8 +352,7 @@ class Scheduler:
             want = request.num_tokens + request.num_placeholders - computed
             if computed < request.prefill_len:
                 num_drafts = 0
-                count = min(want, self._long_prefill, draft.budget)
-                count = self._kv.chunk(request, count)
+                count = self._chunk(request, want, draft)
                 samples = count == want
             else:
                 # Here one token is wanted, and drafts. The last possible token needs no KV, so no
@@ -382,6 +383,26 @@ class Scheduler:
             draft.give(request, count, num_drafts, samples=samples)
             index += 1
         return preempted
+
+    def _chunk(self, request: Request, want: int, draft: _Draft) -> int:
+        """How many of the `want` known tokens that a request has not computed it may have now."""
+        count = min(want, self._long_prefill, draft.budget)
+        if request.awaited_prompt_logprobs is not None:
+            if draft.room_to_score is None:
+                draft.room_to_score = self._room_to_score()
+            # One at least, so that it never stands in the way of those behind it.
+            count = min(count, max(draft.room_to_score, 1))
+            draft.room_to_score -= count
+        return self._kv.chunk(request, count)
+
+    def _room_to_score(self) -> int:
+        """Prompt tokens of a step that may have log-probabilities: few where anybody waits for the
+        step's token."""
+        answers_are_under_way = any(
+            request.num_computed_tokens >= request.prefill_len and not request.is_drained
+            for request in self._running
+        )
+        return self._max_scored if answers_are_under_way else self._max_num_batched_tokens
 
     def _make_room(self, request: Request, index: int, num_drained: int) -> bool:
         """Preempt the worst running request; False if `request` itself must do without for now."""
@@ -438,7 +459,7 @@ class Scheduler:
                 )
             )
             want = request.num_tokens - num_computed
-            count = self._kv.chunk(request, min(want, self._long_prefill, draft.budget))
+            count = self._chunk(request, want, draft)
             draft.give(request, count, 0, samples=count == want)
 
     def update(self, plan: StepPlan, result: StepResult) -> list[RequestUpdate]:
@@ -791,6 +812,7 @@ class _Draft:
         "drained",
         "new_rows",
         "requests",
+        "room_to_score",
         "unlike",
     )
 
@@ -806,6 +828,8 @@ class _Draft:
         self.new_rows: list[NewRow] = []
         self.block_appends: list[BlockAppend] = []
         self.drained: list[Request] = []
+        self.room_to_score: int | None = None
+        """Prompt tokens that may still have log-probabilities; None until somebody asks."""
 
     def give(self, request: Request, count: int, num_drafts: int, *, samples: bool) -> None:
         """Schedule `count` tokens of a request; its counts advance as if all drafts will hold."""

@@ -204,7 +204,11 @@ class Run(Generic[Chunk, Whole]):
                 async for prompt, delta in deltas:
                     _refuse_abort(delta)
                     self._watch.take(prompt, delta)
-                    if chunks := self._chunker.chunks(prompt, delta):
+                    if delta.prompt_logprobs is None:
+                        chunks = self._chunker.chunks(prompt, delta)
+                    else:  # thousands of small objects: not on the loop that all share
+                        chunks = await asyncio.to_thread(self._chunker.chunks, prompt, delta)
+                    if chunks:
                         yield chunks
         except BaseException as failure:
             error = failure

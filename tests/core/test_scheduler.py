@@ -84,6 +84,34 @@ def test_long_prefill_threshold_caps_prompt_chunks_only(toy_engine):
     assert counts[:4] == [[2], [2], [1], [4]]
 
 
+def test_prompts_with_logprobs_come_in_small_chunks_while_others_answer(toy_engine):
+    """What is scored costs as much again as the layers, and others would wait for all of it."""
+    engine = toy_engine(budget=40, max_scored=4, num_blocks=100, prefix_caching=False)
+    engine.add("answering", prompt(5), max_tokens=20)
+    engine.tick()
+    engine.add("first", prompt(9, 3), max_tokens=2, prompt_logprobs=1)
+    engine.add("second", prompt(9, 5), max_tokens=2, prompt_logprobs=1)
+    engine.add("plain", prompt(11, 7), max_tokens=2)
+    counts = []
+    for _ in range(5):
+        counts.append(engine.launch().num_scheduled_tokens.tolist())
+        engine.land()
+    # Both ask, and share; whoever comes behind them does not wait.
+    assert counts == [[1, 1, 4, 11], [1, 1, 1, 4], [1, 1, 3], [1, 1, 4], [1, 1]]
+    engine.run()
+    engine.assert_like_reference()
+
+
+def test_prompts_with_logprobs_are_read_at_once_where_nobody_waits(toy_engine):
+    engine = toy_engine(budget=40, max_scored=4, num_blocks=100, prefix_caching=False)
+    engine.add("ends", prompt(5), max_tokens=1)
+    engine.add("first", prompt(15, 3), max_tokens=1, prompt_logprobs=1)
+    engine.add("second", prompt(30, 5), max_tokens=1, prompt_logprobs=1)
+    assert engine.launch().num_scheduled_tokens.tolist() == [5, 15, 20]
+    engine.run()
+    engine.assert_like_reference()
+
+
 def test_nothing_to_run_is_none(toy_engine):
     engine = toy_engine()
     assert engine.scheduler.schedule() is None
