@@ -55,10 +55,12 @@ class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
 
     include_usage: one more chunk at the end, with usage and without choices.
     continuous_usage_stats: usage so far in every chunk.
+    include_obfuscation: nothing here hides how long tokens are: only false, or leave it out.
     """
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
 
 
 class GenerationBody(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -82,6 +84,9 @@ class GenerationBody(Struct, kw_only=True, forbid_unknown_fields=True):
         completions, false for chats, whose template writes them.
     return_token_ids: prompt_token_ids and token_ids in the answer.
     user / safety_identifier: whom the request is for; shown in the log.
+    metadata: of what OpenAI stores; nothing is stored here, so it makes no difference.
+    prompt_cache_key: where OpenAI looks for prefixes; they are found without it, so it makes no
+        difference.
     """
 
     model: str | None = None
@@ -116,6 +121,8 @@ class GenerationBody(Struct, kw_only=True, forbid_unknown_fields=True):
     return_token_ids: bool | None = None
     user: str | None = None
     safety_identifier: str | None = None
+    metadata: dict[str, str] | None = None
+    prompt_cache_key: str | None = None
     # Known, and refused unless neutral: see UNSUPPORTED.
     best_of: Any = None
     response_format: Any = None
@@ -126,7 +133,6 @@ class GenerationBody(Struct, kw_only=True, forbid_unknown_fields=True):
     spaces_between_special_tokens: Any = None
     thinking_token_budget: Any = None
     return_tokens_as_token_ids: Any = None
-    metadata: Any = None
     store: Any = None
     service_tier: Any = None
 
@@ -180,7 +186,9 @@ class ChatBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
     prediction: Any = None
     verbosity: Any = None
     web_search_options: Any = None
-    prompt_cache_key: Any = None
+    prompt_cache_retention: Any = None
+    prompt_cache_options: Any = None
+    moderation: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +209,6 @@ UNSUPPORTED: dict[str, Unsupported] = {
     "spaces_between_special_tokens": Unsupported((None, True)),
     "thinking_token_budget": Unsupported((None,)),
     "return_tokens_as_token_ids": Unsupported((None, False), "use return_token_ids"),
-    "metadata": Unsupported((None, {}), "nothing is stored here; leave it out"),
     "store": Unsupported((None, False), "nothing is stored here; leave it out"),
     "service_tier": Unsupported((None, "auto", "default")),
     "suffix": Unsupported((None, "")),
@@ -217,14 +224,26 @@ UNSUPPORTED: dict[str, Unsupported] = {
     "modalities": Unsupported((None, ["text"])),
     "audio": Unsupported((None,)),
     "prediction": Unsupported((None,)),
-    "verbosity": Unsupported((None,)),
+    "verbosity": Unsupported((None, "medium"), "say in the messages how long an answer should be"),
     "web_search_options": Unsupported((None,)),
-    "prompt_cache_key": Unsupported((None,), "shared prefixes are found by themselves"),
+    "prompt_cache_retention": Unsupported(
+        (None, "in_memory"), "a prefix is kept as long as there is room"
+    ),
+    "prompt_cache_options": Unsupported(
+        (None, {}, {"mode": "implicit"}), "shared prefixes are found by themselves"
+    ),
+    "moderation": Unsupported((None,)),
 }
 
 
 def refuse_unsupported(body: GenerationBody) -> None:
     """Raises RequestError for a field that is known, given, and not supported."""
+    if body.stream_options is not None and body.stream_options.include_obfuscation:
+        raise RequestError(
+            "stream_options.include_obfuscation is not supported by this version of Pelton: set it "
+            "to false, or leave it out; got true.",
+            field="stream_options.include_obfuscation",
+        )
     for name, rule in UNSUPPORTED.items():
         value = getattr(body, name, None)
         # Booleans first, because 1 == True.

@@ -362,10 +362,13 @@ def _continued_text(body: ChatBody) -> str:
             "message that it continues.",
             field="echo",
         )
-    content = body.messages[-1].get("content")
+    message = body.messages[-1]
+    content = message.get("content")
+    if content is None:
+        content = message.get("refusal")
     if isinstance(content, str):
         return content
-    return "".join(part["text"] for part in content or [])
+    return "".join(part[part["type"]] for part in content or [])
 
 
 class ChatJoiner:

@@ -79,8 +79,10 @@ class ChatTemplate:
             messages: dicts with role (str) and content (str, list of text parts; null or absent
                 only beside tool_calls). Null content comes as None to a template that asks whether
                 it is none, and to others as no text. Arguments of tool_calls that are JSON text, as
-                OpenAI has them, come as objects to a template that writes them as JSON. Other keys
-                are passed on; null ones are dropped.
+                OpenAI has them, come as objects to a template that writes them as JSON. A refusal
+                is text of the assistant's like any other. Other keys are passed on; null ones are
+                dropped; function_call, the older form of tool_calls, is refused unless the template
+                knows it.
             tools: JSON schemas of functions, or None.
             add_generation_prompt: end with the start of the assistant's answer.
             continue_final_message: end in the middle of the last message, which the model then
@@ -154,6 +156,7 @@ class _Compiled:
         loops, self.tells_apart = _uses_of_content(tree)
         self.knows_none = _asks_for_none(tree)
         self.wants_objects = _wants_objects(tree)
+        self.knows_function_call = "function_call" in source
         found: ContentFormat = "parts" if loops else "string"
         self.content_format = found if content_format == "auto" else content_format
 
@@ -263,7 +266,17 @@ def _message(message: Any, where: str, compiled: _Compiled) -> dict[str, Any]:
     calls = message.get("tool_calls")
     if calls is not None and not isinstance(calls, (list, tuple)):
         raise _wrong(f"{where}.tool_calls", "a list", calls)
+    if message.get("function_call") is not None:
+        if not compiled.knows_function_call:
+            raise RequestError(
+                f"{where}.function_call is the older form of tool_calls, and this model's chat "
+                "template does not know it; send the call as tool_calls.",
+                field=f"{where}.function_call",
+            )
+        calls = calls or [message["function_call"]]
     content = message.get("content")
+    if content is None:
+        content = message.get("refusal")
     if content is None and not calls:
         raise RequestError(
             f"{where}.content is {'null' if 'content' in message else 'missing'}; it must be a "
@@ -280,8 +293,8 @@ def _message(message: Any, where: str, compiled: _Compiled) -> dict[str, Any]:
         )
     else:
         shown["content"] = None
-    if calls and compiled.wants_objects:
-        for at, call in enumerate(shown["tool_calls"]):
+    if compiled.wants_objects:
+        for at, call in enumerate(shown.get("tool_calls", ())):
             _parse_arguments(call, f"{where}.tool_calls[{at}]")
     return shown
 
@@ -319,6 +332,8 @@ def _content(content: Any, where: str, compiled: _Compiled) -> str | list[dict[s
 def _part(part: Any, where: str) -> dict[str, Any]:
     if not isinstance(part, Mapping):
         raise _wrong(where, "an object like {'type': 'text', 'text': '...'}", part)
+    if part.get("type") == "refusal" and isinstance(part.get("refusal"), str):
+        return {"type": "text", "text": _text(part["refusal"], f"{where}.refusal")}
     if part.get("type") != "text":
         raise RequestError(
             f"{where}.type must be 'text', got {_shown(part.get('type'))}: this model takes only "

@@ -880,6 +880,11 @@ def test_continuing_a_message_with_echo() -> None:
             }
             whole = (await server.post(CHAT, body)).json()
             assert whole["choices"][0]["message"]["content"] == "The fox jumps."
+            refusal = [{"type": "refusal", "refusal": "The fox"}]
+            for message in ({"content": refusal}, {"content": None, "refusal": "The fox"}):
+                refused = {**body, "messages": [*HELLO, {"role": "assistant", **message}]}
+                whole = (await server.post(CHAT, refused)).json()
+                assert whole["choices"][0]["message"]["content"] == "The fox jumps."
             events = await server.events(CHAT, body)
             assert (
                 "".join(event["choices"][0]["delta"].get("content", "") for event in events[:-1])

@@ -1,11 +1,18 @@
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from pelton.errors import RequestError
 from pelton.server import bodies
 from pelton.server.bodies import parse
-from pelton.server.protocol import UNSUPPORTED, ChatBody, CompletionBody, refuse_unsupported
+from pelton.server.protocol import (
+    UNSUPPORTED,
+    ChatBody,
+    CompletionBody,
+    GenerationBody,
+    refuse_unsupported,
+)
 
 
 @pytest.mark.parametrize(
@@ -66,3 +73,23 @@ def test_unsupported_fields(name: str) -> None:
             with pytest.raises(RequestError, match=f"{name} is not supported") as refusal:
                 refuse_unsupported(kind(**first, **{name: value}))
             assert refusal.value.field == name
+
+
+NEEDS_NOTHING = {
+    "metadata": {"project": "x"},
+    "prompt_cache_key": "team-7",
+    "safety_identifier": "someone",
+    "store": False,
+    "stream": True,
+    "stream_options": {"include_usage": True, "include_obfuscation": False},
+}
+
+
+@pytest.mark.parametrize("kind", [ChatBody, CompletionBody])
+def test_fields_for_which_nothing_need_be_done_are_taken(kind: type[GenerationBody]) -> None:
+    first = {"messages": [{}]} if kind is ChatBody else {"prompt": "x"}
+    refuse_unsupported(parse(msgspec.json.encode({**first, **NEEDS_NOTHING}), kind))
+    options = {**first, "stream": True, "stream_options": {"include_obfuscation": True}}
+    with pytest.raises(RequestError, match="include_obfuscation is not supported") as refusal:
+        refuse_unsupported(parse(msgspec.json.encode(options), kind))
+    assert refusal.value.field == "stream_options.include_obfuscation"

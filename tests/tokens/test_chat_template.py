@@ -514,6 +514,30 @@ def test_content_that_is_nothing_but_no_text(content: object) -> None:
         render("{{ messages[0].content }}", [{"role": "user", "content": content}])
 
 
+def test_the_older_form_of_tool_calls_is_refused_by_its_name(smollm: ChatTemplate) -> None:
+    call = {"name": "f", "arguments": "{}"}
+    for content in ({}, {"content": None}, {"content": "x"}):
+        with pytest.raises(RequestError, match="send the call as tool_calls") as refusal:
+            smollm.render([{"role": "assistant", "function_call": call, **content}])
+        assert refusal.value.field == "messages[0].function_call"
+    knows = ChatTemplate("{{ messages[0].function_call.name }}")
+    assert knows.render([{"role": "assistant", "function_call": call}]) == "f"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"content": [{"type": "refusal", "refusal": "I may not."}]},
+        {"content": None, "refusal": "I may not."},
+    ],
+)
+def test_a_refusal_is_what_the_assistant_said(smollm: ChatTemplate, message: Any) -> None:
+    said = smollm.render([{"role": "assistant", "content": "I may not."}])
+    assert smollm.render([{"role": "assistant", **message}]) == said
+    parts = "{% for part in messages[0].content %}{{ part.text }}{% endfor %}"
+    assert ChatTemplate(parts).render([{"role": "assistant", **message}]) == "I may not."
+
+
 def test_tool_history_of_a_real_template(smollm: ChatTemplate) -> None:
     """It adds texts, and knows nothing of calls."""
     assert "assistant\n<|im_end|>" in smollm.render(TOOL_HISTORY)
