@@ -14,14 +14,14 @@ from pelton.ops.block_weight import BlockWeight
 from pelton.ops.product import NO_BLOCKS, ProductSignature
 
 DTYPES = {torch.bfloat16: 0, torch.float32: 1}
-_ACTIVATIONS = {None: 0, "silu_mul": 1, "gelu_tanh_mul": 2}
+_ACTIVATIONS = {None: 0, "silu_mul": 1, "gelu_tanh_mul": 2, "gelu_mul": 3, "gelu": 4}
 _LANES = 16
 K_UNIT = 32
 STORE, ADD = 0, 1
 
 Product = Callable[[torch.Tensor, torch.Tensor], None]
-"""product(x, out): x [T, K] and out [T, N], or [T, N / 2] with an activation; rows may be strided,
-their elements not."""
+"""product(x, out): x [T, K] and out [T, N], or [T, N / 2] where an activation halves; rows may be
+strided, their elements not."""
 
 
 def takes_native(signature: ProductSignature) -> str | None:
@@ -37,7 +37,7 @@ def _takes(signature: ProductSignature) -> str | None:
         return "for the CPU"
     if signature.dtype not in DTYPES:
         return f"not in {signature.dtype}"
-    if signature.activation is not None and signature.out_features % (2 * _LANES):
+    if signature.is_halved and signature.out_features % (2 * _LANES):
         return f"gate and up are not multiples of {_LANES} wide"
     return None if library() is not None else "no library of CPU kernels"
 

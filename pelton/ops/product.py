@@ -16,14 +16,15 @@ _TRITON_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 NO_BLOCKS = "not for a weight in quantised blocks"
 
 
-Activation = Literal["silu_mul", "gelu_tanh_mul"]
+Activation = Literal["silu_mul", "gelu_tanh_mul", "gelu_mul", "gelu"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProductSignature:
     """A product with a weight [out_features, in_features].
 
-    activation: halves the output: silu or tanh-approximated gelu (first half) * second half.
+    activation: "..._mul" halves the output: silu, tanh-approximated or exact gelu (first half) *
+        second half. "gelu": the exact one, of everything.
     norm_eps: of the RMS norm before the product (norm_linear), or None.
     in_blocks: the weight is a BlockWeight.
     """
@@ -37,6 +38,11 @@ class ProductSignature:
     activation: Activation | None = None
     norm_eps: float | None = None
     in_blocks: bool = False
+
+    @property
+    def is_halved(self) -> bool:
+        """Whether the activation makes one column of two."""
+        return self.activation is not None and self.activation != "gelu"
 
 
 def takes_any(signature: ProductSignature) -> str | None:
@@ -65,6 +71,8 @@ def _takes_hopper(signature: ProductSignature) -> str | None:
         return "for an NVIDIA GPU"
     if signature.dtype not in _TRITON_DTYPES:
         return f"not in {signature.dtype}"
+    if signature.activation == "gelu":
+        return "an ungated gelu comes after the product"
     # Rows of 16 elements begin where a wide load, and the copy engine, may.
     if signature.in_features % 16:
         return "in_features is not a multiple of 16"

@@ -49,6 +49,8 @@ def _activated(gate, up, ACTIVATION: tl.constexpr):
         inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
         tanh = 1.0 - 2.0 / (1.0 + tl.exp(2.0 * inner))
         return 0.5 * gate * (1.0 + tanh) * up
+    elif ACTIVATION == "gelu_mul":
+        return 0.5 * gate * (1.0 + tl.erf(0.7071067811865476 * gate)) * up
     else:
         return gate / (1.0 + tl.exp(-gate)) * up
 

@@ -4,6 +4,7 @@ bit whatever stands around a row."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -257,16 +258,34 @@ def test_packed_products_take_many_rows_strided_rows_and_gelu(op):
         assert target[:, 2 + m :].isnan().all()
 
 
-def test_packed_gelu_equals_the_reference():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("activation", ["gelu_tanh_mul", "gelu_mul", "gelu"])
+def test_gelu(activation, dtype):
+    """With an odd number of panels, too, where nothing is halved; few rows and enough for tiles."""
+    is_halved = activation != "gelu"
+    num_features = 64 if is_halved else 72
+    weights = {
+        "weight": torch.randn(num_features, 48).to(dtype),
+        "bias": torch.randn(num_features).to(dtype),
+    }
     signature = ProductSignature(
-        in_features=48, out_features=64, dtype=torch.float32, device_type="cpu",
-        activation="gelu_tanh_mul", norm_eps=EPS,
+        in_features=48, out_features=num_features, dtype=dtype, device_type="cpu", has_bias=True,
+        activation=activation,
     )  # fmt: skip
-    weights = {"weight": torch.randn(64, 48), "norm_weight": torch.randn(48)}
-    x = 3 * torch.randn(21, 48)
-    results = []
-    for name in ("packed", "reference"):
-        out = torch.empty(21, 32)
-        candidate_of("norm_linear", name).load()(signature, **weights)(x, out, torch.empty(21, 64))
-        results.append(out)
-    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
+    for num_rows in (1, 3, 53):
+        x = torch.randn(num_rows, 48).to(dtype)
+        both = x.double() @ weights["weight"].double().T + weights["bias"].double()
+        gate = both[:, :32] if is_halved else both
+        if activation == "gelu_tanh_mul":
+            slope = gate + 0.044715 * gate**3
+            expected = 0.5 * gate * (1 + torch.tanh((2 / torch.pi) ** 0.5 * slope))
+        else:
+            expected = 0.5 * gate * (1 + torch.erf(gate / 2**0.5))
+        expected = expected * both[:, 32:] if is_halved else expected
+        for name in ("packed", "reference", "tiled"):
+            signature = replace(signature, batch_invariant=name == "tiled")
+            out = torch.full((num_rows, expected.shape[1]), torch.nan, dtype=dtype)
+            scratch = torch.empty(num_rows, num_features, dtype=dtype) if is_halved else out
+            candidate_of("norm_linear", name).load()(signature, **weights)(x, out, scratch)
+            error = (out.double() - expected).abs().amax() / expected.abs().amax()
+            assert error <= TOLERANCE[dtype], (name, num_rows)

@@ -17,7 +17,7 @@ OPS = {"linear": linear, "linear_add": linear_add, "norm_linear": norm_linear}
 ACTIVATIONS: dict[str, tuple[Activation | None, ...]] = {
     "linear": (None,),
     "linear_add": (None,),
-    "norm_linear": (None, "silu_mul", "gelu_tanh_mul"),
+    "norm_linear": (None, "silu_mul", "gelu_tanh_mul", "gelu_mul"),
 }
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 2e-2}
 EPS = 1e-3
@@ -100,6 +100,8 @@ class TritonProduct:
             gate, up = out.chunk(2, -1)
             if self.signature.activation == "silu_mul":
                 out = gate / (1 + (-gate).exp()) * up
+            elif self.signature.activation == "gelu_mul":
+                out = 0.5 * gate * (1 + torch.erf(gate / 2**0.5)) * up
             else:
                 inner = (2 / torch.pi) ** 0.5 * (gate + 0.044715 * gate**3)
                 out = 0.5 * gate * (1 + inner.tanh()) * up

@@ -1,5 +1,5 @@
-/* Causal attention over paged keys and values, straight from the blocks. Rows that prefill.c takes
-   are left to it.
+/* Attention over paged keys and values, straight from the blocks and causal, or over a step's own
+   tokens, each of which sees all of its row. Rows that prefill.c takes are left to it.
 
    A tile is a few query tokens of a row, with the query heads of one key head: TILE_QUERIES in all or
    one token. It passes over its keys in tiles of 64: keys are turned, so that lanes are keys, and
@@ -352,15 +352,6 @@ static void sum_few(const job *j, const float *weights, int64_t count, int64_t f
 
 /* ---- tiles ---- */
 
-/* The keys that tokens first..last of a row see together: *start..*end. */
-static inline void keys_of(const job *j, int64_t row, int64_t first, int64_t last, int64_t *start,
-                           int64_t *end) {
-    int64_t length = j->a.query_start_loc[row + 1] - j->a.query_start_loc[row];
-    int64_t earlier = j->a.seq_lens[row] - length;
-    *end = most(earlier + last, 0);
-    *start = j->a.window ? most(earlier + first + 1 - j->a.window, 0) : 0;
-}
-
 typedef struct {
     float *query, *turned, *values, *scores;
     state chunk, whole;
@@ -393,21 +384,19 @@ static void attend_chunk(const job *j, const tile *t, int64_t head, int64_t chun
                          state s) {
     int64_t num_queries = t->count * j->group, start, end;
     size_t element = element_bytes(j->a.dtype);
-    int64_t token_stride = 2 * j->a.num_kv_heads * j->a.head_dim;
     size_t head_bytes = (size_t)j->a.head_dim * element;
     size_t to_value = (size_t)j->a.num_kv_heads * head_bytes;
-    const int32_t *table = j->a.block_table + t->row * j->a.table_stride;
     clear(j, s, num_queries);
-    keys_of(j, t->row, t->first, t->first + t->count, &start, &end);
+    keys_seen(&j->a, t->row, t->first, t->first + t->count, &start, &end);
     start = most(start, chunk * KEY_CHUNK);
     end = least(end, (chunk + 1) * KEY_CHUNK);
     for (int64_t base = start / KEY_TILE * KEY_TILE; base < end; base += KEY_TILE) {
         int64_t first = most(start - base, 0), last = least(end - base, KEY_TILE);
         const void *keys[KEY_TILE];
         for (int64_t key = first; key < last;) {
-            int64_t block = (base + key) / j->a.block_size, at = (base + key) % j->a.block_size;
-            int64_t stop = least(last, key + j->a.block_size - at);
-            int64_t place = table[block] * j->a.block_stride + at * token_stride;
+            int64_t together, token_stride;
+            int64_t place = place_of_key(&j->a, t->row, base + key, &together, &token_stride);
+            int64_t stop = key + least(last - key, together);
             const char *from = (const char *)j->a.kv + (size_t)(place + head * j->a.head_dim) * element;
             for (; key < stop; key++, from += (size_t)token_stride * element) {
                 keys[key] = from;
@@ -431,7 +420,7 @@ static void attend_chunk(const job *j, const tile *t, int64_t head, int64_t chun
             score_tile(j, num_queries, first, last, keys, m);
         for (int64_t token = 0; token < t->count; token++) {
             int64_t from, to;
-            keys_of(j, t->row, t->first + token, t->first + token + 1, &from, &to);
+            keys_seen(&j->a, t->row, t->first + token, t->first + token + 1, &from, &to);
             for (int64_t i = token * j->group; i < (token + 1) * j->group; i++)
                 weigh(j, m.scores + i * KEY_TILE, from - base, to - base, s.top + i, s.total + i,
                       s.sums + i * j->dim_pad);
@@ -545,7 +534,7 @@ static int64_t list_tiles(const job *j, tile *tiles, int64_t tokens_per_tile, in
         for (int64_t first = 0; first < length; first += tokens_per_tile, count++) {
             tile t = {row, first, least(tokens_per_tile, length - first), 0, 0};
             int64_t start, end;
-            keys_of(j, row, first, first + t.count, &start, &end);
+            keys_seen(&j->a, row, first, first + t.count, &start, &end);
             t.first_chunk = start / KEY_CHUNK;
             t.last_chunk = (end + KEY_CHUNK - 1) / KEY_CHUNK;
             *num_chunks += most(t.last_chunk - t.first_chunk, 1);

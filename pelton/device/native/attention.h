@@ -1,4 +1,5 @@
-/* Attention over paged keys and values; ops/paged_attention says what it computes. */
+/* Attention over paged keys and values, or over a step's own tokens; ops/paged_attention and
+   ops/bidirectional_attention say what it computes. */
 #ifndef PELTON_ATTENTION_H
 #define PELTON_ATTENTION_H
 
@@ -8,17 +9,49 @@ typedef struct {
     const void *query; /* [T, Hq, D], tokens query_stride elements apart */
     void *out;         /* [T, Hq, D] */
     float *lse;        /* [T, Hq], or NULL */
-    const void *kv;    /* [num_blocks, block_size, 2, Hk, D], blocks block_stride elements apart */
+    const void *kv;    /* [num_blocks, block_size, 2, Hk, D], blocks block_stride elements apart; or
+                          without block_table [T, 2, Hk, D], tokens query_stride elements apart */
     const float *sinks; /* [Hq], or NULL */
     const int32_t *query_start_loc, *seq_lens; /* [num_rows + 1], [num_rows] */
-    const int32_t *block_table;                /* [num_rows, W], rows table_stride apart */
+    /* [num_rows, W], rows table_stride apart. NULL: a row has the step's own tokens, and each sees
+       them all; seq_lens, block_size and strides of blocks are not read then. */
+    const int32_t *block_table;
     int64_t num_rows, num_tokens;              /* tokens behind the last row get 0 */
     int64_t query_stride, out_stride, block_stride, table_stride;
     int64_t num_heads, num_kv_heads, head_dim, block_size;
-    int64_t window;        /* 0: none */
+    int64_t window;        /* 0: none; without block_table: so many tokens on each side */
     float scale, softcap;  /* softcap 0: none */
     int32_t dtype, use_amx; /* linear.h: of queries, keys, values and out */
 } attention_args;
+
+/* Where the numbers of a row's token `key` begin, in elements from kv; so many tokens from there on
+   lie one after the other, `*stride` elements apart. */
+static inline int64_t place_of_key(const attention_args *a, int64_t row, int64_t key,
+                                   int64_t *together, int64_t *stride) {
+    if (!a->block_table) {
+        *together = INT64_MAX;
+        *stride = a->query_stride;
+        return (a->query_start_loc[row] + key) * *stride;
+    }
+    int64_t block = key / a->block_size, at = key % a->block_size;
+    *together = a->block_size - at;
+    *stride = 2 * a->num_kv_heads * a->head_dim;
+    return a->block_table[row * a->table_stride + block] * a->block_stride + at * *stride;
+}
+
+/* The keys that tokens first..last of a row see together: *start..*end. */
+static inline void keys_seen(const attention_args *a, int64_t row, int64_t first, int64_t last,
+                             int64_t *start, int64_t *end) {
+    int64_t length = a->query_start_loc[row + 1] - a->query_start_loc[row];
+    if (!a->block_table) {
+        *start = a->window && first > a->window ? first - a->window : 0;
+        *end = a->window && last + a->window < length ? last + a->window : length;
+        return;
+    }
+    int64_t earlier = a->seq_lens[row] - length;
+    *end = earlier + last > 0 ? earlier + last : 0;
+    *start = a->window && earlier + first + 1 > a->window ? earlier + first + 1 - a->window : 0;
+}
 
 /* 0, or 1 if memory is short. */
 int pelton_attention(const attention_args *args);

@@ -664,7 +664,7 @@ typedef struct {
 
 /* Panels first.. of a part's own order, in which gate and up take turns. */
 static group group_of(const job *j, int64_t first, int64_t last) {
-    int is_gated = j->args->linear.activation != NO_ACTIVATION;
+    int is_gated = halves(j->args->linear.activation);
     group g = {.count = last - first < MOST_PANELS ? (int)(last - first) : MOST_PANELS};
     for (int p = 0; p < g.count; p++) {
         int64_t at = first + p;
@@ -738,7 +738,7 @@ static void multiply_part(void *argument, int part, int parts) {
     if (first == last)
         return;
     int form;
-    int64_t first_panel = j->args->linear.activation != NO_ACTIVATION ? first : 2 * first;
+    int64_t first_panel = halves(j->args->linear.activation) ? first : 2 * first;
     const uint8_t *panel = panel_of(j->args, first_panel, &form);
     fetch(panel, panel_bytes(form, j->num_blocks));
     if (j->is_copy_per_part) {
@@ -813,7 +813,7 @@ static void dense_one(const job *j, int64_t panel, int64_t place) {
 /* By pairs, so that mostly the part that multiplies a panel has just made it. */
 static void dense_part(void *argument, int part, int parts) {
     const job *j = argument;
-    int is_gated = j->args->linear.activation != NO_ACTIVATION;
+    int is_gated = halves(j->args->linear.activation);
     int64_t width = j->last_pair - j->first_pair;
     long first, last;
     pelton_share(width, part, parts, &first, &last);
@@ -833,7 +833,7 @@ static int run_shared(job *j) {
     static char *memory;
     static int64_t memory_bytes;
     const linear_args *a = &j->args->linear;
-    int is_gated = a->activation != NO_ACTIVATION;
+    int is_gated = halves(a->activation);
     int64_t dense_bytes = 2 * LANES * a->num_columns * (int64_t)sizeof(bf16);
     int64_t bias_bytes = 2 * LANES * (int64_t)sizeof(float);
     int64_t at_once = DENSE_BYTES / dense_bytes;

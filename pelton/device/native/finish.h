@@ -101,9 +101,25 @@ static inline void end_draws(const draw *draws, int parts, const draw_args *args
     }
 }
 
+/* x times the share of a normal distribution that lies below x, off by 1e-7 |x| at most. The share is
+   erfc(|x| / sqrt(2)) / 2 or what is left of 1, erfc by formula 7.1.26 of Abramowitz and Stegun. */
+static inline v16f gelu(v16f x) {
+    v16f size = (v16f)((v16u)x & 0x7fffffffu);
+    v16f t = reciprocal(1.0f + 0.23164189f * size);
+    v16f p = splat(0.5f * 1.061405429f);
+    p = p * t - 0.5f * 1.453152027f;
+    p = p * t + 0.5f * 1.421413741f;
+    p = p * t - 0.5f * 0.284496736f;
+    p = p * t + 0.5f * 0.254829592f;
+    v16f tail = p * t * exp_v16(-0.5f * size * size);
+    return x * blend(x < 0.0f, tail, 1.0f - tail);
+}
+
 static inline v16f activated(int activation, v16f gate, v16f up) {
     if (activation == SILU_MUL)
         return gate * reciprocal(1.0f + exp_v16(-gate)) * up;
+    if (activation == GELU_MUL)
+        return gelu(gate) * up;
     /* tanh(z) = 1 - 2 / (exp(2 z) + 1), so gelu(g) = g (1 - 1 / (exp(2 z) + 1)). */
     v16f z = 0.79788456080286536f * (gate + 0.044715f * gate * gate * gate);
     return gate * (1.0f - reciprocal(exp_v16(2.0f * z) + 1.0f)) * up;
@@ -142,12 +158,12 @@ finish_panel(const linear_args *a, draw *draws, int64_t row, int64_t panel, v16f
     }
 }
 
-/* The sums of a pair of panels in one row: gate and up with an activation, else two neighbours.
+/* The sums of a pair of panels in one row: gate and up where an activation halves, else neighbours.
    draws: of the rows, that take them instead of a->out; or NULL. */
 static inline void
 finish_pair(const linear_args *a, int64_t num_panels, draw *draws, int64_t row, int64_t pair,
             v16f first, v16f second) {
-    int is_gated = a->activation != NO_ACTIVATION;
+    int is_gated = halves(a->activation);
     int64_t left = is_gated ? pair : 2 * pair;
     int64_t right = is_gated ? pair + num_panels / 2 : 2 * pair + 1;
     if (a->bias) {
@@ -162,6 +178,10 @@ finish_pair(const linear_args *a, int64_t num_panels, draw *draws, int64_t row, 
         else
             store_f32((float *)a->out + row * a->out_stride + left * LANES, value);
         return;
+    }
+    if (a->activation == GELU) {
+        first = gelu(first);
+        second = gelu(second);
     }
     finish_panel(a, draws, row, left, first);
     if (right < num_panels)

@@ -280,7 +280,7 @@ static void prepare_rows(const job *j, void *prepared, int64_t first, int64_t la
 /* ---- products ---- */
 
 static inline void panels_of(const job *j, int64_t pair, int64_t *left, int64_t *right) {
-    int is_gated = j->a.activation != NO_ACTIVATION;
+    int is_gated = halves(j->a.activation);
     *left = is_gated ? pair : 2 * pair;
     *right = is_gated ? pair + j->num_panels / 2 : 2 * pair + 1;
 }
@@ -297,18 +297,23 @@ typedef struct {
    here is about what its products cost. */
 static inline __attribute__((always_inline)) void
 finish_row(const job *j, const rows_done *d, int64_t i, int activation, int mode) {
-    int64_t left = activation ? d->pair : 2 * d->pair;
+    int is_gated = halves(activation);
+    int64_t left = is_gated ? d->pair : 2 * d->pair;
     v16f first = load_f32(d->sums[i / 16 * 2][i % 16]);
     v16f second = load_f32(d->sums[i / 16 * 2 + 1][i % 16]);
     if (j->a.bias) {
-        int64_t right = activation ? d->pair + j->num_panels / 2 : left + 1;
+        int64_t right = is_gated ? d->pair + j->num_panels / 2 : left + 1;
         first += load_f32(j->a.bias + left * LANES);
         second += load_f32(j->a.bias + right * LANES);
     }
     bf16 *out = (bf16 *)j->a.out + (d->row + i) * j->a.out_stride + left * LANES;
-    if (activation) {
+    if (is_gated) {
         store_bf16(out, activated(activation, first, second));
         return;
+    }
+    if (activation == GELU) {
+        first = gelu(first);
+        second = gelu(second);
     }
     if (mode == ADD) {
         first += load_bf16(out);
@@ -322,7 +327,7 @@ finish_row(const job *j, const rows_done *d, int64_t i, int activation, int mode
 static inline void prefetch_out(const job *j, int64_t row, int64_t count, int64_t pair) {
     if (j->draws)
         return;
-    int64_t width = j->a.activation ? LANES : 2 * LANES;
+    int64_t width = halves(j->a.activation) ? LANES : 2 * LANES;
     const bf16 *out = (const bf16 *)j->a.out + row * j->a.out_stride + pair * width;
     for (int64_t i = 0; i < count; i++)
         __builtin_prefetch(out + i * j->a.out_stride, 1);
@@ -354,7 +359,7 @@ product_tiles(const job *j, const bf16 *x, int64_t first, int64_t last, int64_t 
             int has_right = right < j->num_panels;
             const bf16 *w0 = (const bf16 *)j->a.weight + left * panel_size;
             const bf16 *w1 = has_right ? (const bf16 *)j->a.weight + right * panel_size : w0;
-            int64_t to_next = (activation ? 1 : 2) * panel_size;
+            int64_t to_next = (halves(activation) ? 1 : 2) * panel_size;
             if (j->source) {
                 w0 = w1 = j->filled;
                 j->source->fill(j->source->context, left, j->filled);
@@ -397,7 +402,7 @@ product_tiles(const job *j, const bf16 *x, int64_t first, int64_t last, int64_t 
                     _tile_stored(2, waiting.sums[2], 64);
                     _tile_stored(3, waiting.sums[3], 64);
                 }
-                if (!j->draws && (activation || (2 * pair + 2) * LANES <= j->a.num_features))
+                if (!j->draws && (halves(activation) || (2 * pair + 2) * LANES <= j->a.num_features))
                     continue;
                 for (int64_t i = 0; i < count; i++)
                     finish_pair(&j->a, j->num_panels, j->draws, row + i, pair,
@@ -419,6 +424,10 @@ static void product_amx(const job *j, const bf16 *x, int64_t first, int64_t last
         CALL(SILU_MUL, STORE);
     else if (j->a.activation == GELU_TANH_MUL)
         CALL(GELU_TANH_MUL, STORE);
+    else if (j->a.activation == GELU_MUL)
+        CALL(GELU_MUL, STORE);
+    else if (j->a.activation == GELU)
+        CALL(GELU, STORE);
     else if (j->a.mode == ADD)
         CALL(NO_ACTIVATION, ADD);
     else
@@ -515,7 +524,7 @@ int pelton_linear_entered(const linear_args *args, const draw_args *drawn,
     int parts = pelton_num_threads();
     j.k_pad = round_up(j.a.num_columns, K_UNIT);
     j.num_panels = round_up(j.a.num_features, LANES) / LANES;
-    j.num_pairs = j.a.activation != NO_ACTIVATION ? j.num_panels / 2 : (j.num_panels + 1) / 2;
+    j.num_pairs = halves(j.a.activation) ? j.num_panels / 2 : (j.num_panels + 1) / 2;
     j.a.use_amx = j.a.use_amx && j.a.dtype == IS_BF16 && j.a.num_rows >= AMX_MIN_ROWS;
     j.rows_pad = round_up(j.a.num_rows, 16);
     j.block_rows = X_IN_CACHE / (j.k_pad * (int64_t)element) / 32 * 32;

@@ -5,7 +5,12 @@
 #include <stdint.h>
 
 enum { STORE = 0, ADD = 1 }; /* mode */
-enum { NO_ACTIVATION = 0, SILU_MUL = 1, GELU_TANH_MUL = 2 }; /* activation */
+/* activation: those that end in MUL halve the output */
+enum { NO_ACTIVATION = 0, SILU_MUL = 1, GELU_TANH_MUL = 2, GELU_MUL = 3, GELU = 4 };
+
+static inline int halves(int activation) {
+    return activation == SILU_MUL || activation == GELU_TANH_MUL || activation == GELU_MUL;
+}
 enum { IS_BF16 = 0, IS_F32 = 1, IS_F16 = 2 }; /* dtype; products take the first two */
 
 typedef struct {

@@ -1,4 +1,4 @@
-/* Causal attention of long rows: products in bfloat16 with float32 sums, by AMX tiles or AVX-512's
+/* Attention of long rows, of attention.h's two kinds: products in bfloat16 with float32 sums, by AMX tiles or AVX-512's
    dot products of pairs; the softmax in float32.
 
    A piece is some query tokens of a row, with the query heads of one key head: up to PIECE_QUERIES
@@ -217,15 +217,13 @@ static inline void pack_values(const job *j, const bf16 *first, const bf16 *seco
    of which nobody sees any. */
 static void pack_step(const job *j, int64_t row, int64_t head, int64_t base, int64_t first,
                       int64_t last, memory m) {
-    const int32_t *table = j->a.block_table + row * j->a.table_stride;
-    int64_t token_stride = 2 * j->a.num_kv_heads * j->a.head_dim;
     int64_t to_value = j->a.num_kv_heads * j->a.head_dim;
     const bf16 *keys[STEP] = {0};
     for (int64_t key = first; key < last;) {
-        int64_t block = (base + key) / j->a.block_size, at = (base + key) % j->a.block_size;
-        int64_t stop = least(last, key + j->a.block_size - at);
-        const bf16 *from = (const bf16 *)j->a.kv + table[block] * j->a.block_stride +
-                           at * token_stride + head * j->a.head_dim;
+        int64_t together, token_stride;
+        int64_t place = place_of_key(&j->a, row, base + key, &together, &token_stride);
+        int64_t stop = key + least(last - key, together);
+        const bf16 *from = (const bf16 *)j->a.kv + place + head * j->a.head_dim;
         for (; key < stop; key++, from += token_stride)
             keys[key] = from;
     }
@@ -329,9 +327,7 @@ weigh(const job *j, const float *scores, int64_t lo, int64_t hi, int64_t from, i
 
 /* The keys that a token of a row sees: *start..*end. */
 static inline void keys_of(const job *j, int64_t row, int64_t token, int64_t *start, int64_t *end) {
-    int64_t length = j->a.query_start_loc[row + 1] - j->a.query_start_loc[row];
-    *end = j->a.seq_lens[row] - length + token + 1;
-    *start = j->a.window ? most(*end - j->a.window, 0) : 0;
+    keys_seen(&j->a, row, token, token + 1, start, end);
 }
 
 /* Queries first..first + BLOCK of a piece and the step of keys from `base` on. */

@@ -1,4 +1,4 @@
-"""The argument structures of steps.h and store.h, field by field."""
+"""The argument structures of steps.h, store.h and norm.h, field by field."""
 
 from __future__ import annotations
 
@@ -75,6 +75,14 @@ class StoreQKVArgs(ctypes.Structure):
     )
 
 
+class LayerNormArgs(ctypes.Structure):
+    _fields_ = (
+        *_fields("x weight bias out", "num_rows num_columns x_stride out_stride"),
+        ("eps", ctypes.c_float),
+        ("dtype", ctypes.c_int32),
+    )
+
+
 ARGUMENTS: dict[str, type[ctypes.Structure]] = {
     "pelton_build_inputs": BuildInputsArgs,
     "pelton_advance": AdvanceArgs,
@@ -84,5 +92,6 @@ ARGUMENTS: dict[str, type[ctypes.Structure]] = {
     "pelton_staged_write": StagedWriteArgs,
     "pelton_zero_blocks": ZeroBlocksArgs,
     "pelton_store_qkv": StoreQKVArgs,
+    "pelton_layer_norm": LayerNormArgs,
 }
 """Of each function."""

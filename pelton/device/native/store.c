@@ -86,7 +86,7 @@ static void store_tokens(void *argument, int part, int parts) {
             rotate(head, cos, sin, a->rotary_dim / 2);
             save(a, head, a->head_dim, at);
         }
-        if (a->kv_slots[token] >= 0)
+        if (a->kv_slots && a->kv_slots[token] >= 0)
             memcpy((char *)a->kv + (size_t)a->kv_slots[token] * 2 * stored,
                    row + (size_t)(a->num_heads * a->head_dim) * element, 2 * stored);
     }

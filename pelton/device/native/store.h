@@ -12,7 +12,7 @@ typedef struct {
     const void *cos, *sin;       /* [T, rotary_dim], [T, rotary_dim / 2] */
     const void *q_norm, *k_norm; /* [D], or NULL */
     void *kv;                    /* slots of 2 * Hk * D elements, side by side */
-    const int64_t *kv_slots;     /* [T]; below 0: a padding token, which is not stored */
+    const int64_t *kv_slots;     /* [T]; below 0: a padding token, which is not stored; NULL: none is */
     int64_t num_tokens, qkv_stride, cos_stride, sin_stride;
     int64_t num_heads, num_kv_heads, head_dim, rotary_dim;
     float norm_eps;

@@ -1,10 +1,10 @@
 """norm_linear(x, out, scratch): out = activation(rms_norm(x) @ weight.T (+ bias)).
 
-x: [T, in_features], the residual stream, not changed. out: [T, out_features], or half as wide with
-an activation. scratch: [T, out_features], given when there is an activation, else `out`.
+x: [T, in_features], the residual stream, not changed. out: [T, out_features], or half as wide where
+the activation halves. scratch: [T, out_features], given where it does, else `out`.
 norm_weight: [in_features], with norm_eps; without it nothing is normed. The norm is computed in
 float32 (float64 for float64 input), as Llama does. Sources: RMS norm, arXiv 1910.07467; SwiGLU and
-GeGLU, arXiv 2002.05202. Tolerance as for linear.
+GeGLU, arXiv 2002.05202; GELU, arXiv 1606.08415. Tolerance as for linear.
 """
 
 from __future__ import annotations

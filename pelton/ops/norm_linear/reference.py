@@ -39,9 +39,21 @@ def _after_norm(make_product: Product) -> Callable[..., Kernel]:
             product(normed(x), scratch)
             torch.mul(F.gelu(scratch[:, :half], approximate="tanh"), scratch[:, half:], out=out)
 
-        if signature.activation == "gelu_tanh_mul":
-            return kernel_gelu_tanh_mul
-        return kernel if signature.activation is None else kernel_silu_mul
+        def kernel_gelu_mul(x: torch.Tensor, out: torch.Tensor, scratch: torch.Tensor) -> None:
+            product(normed(x), scratch)
+            torch.mul(F.gelu(scratch[:, :half]), scratch[:, half:], out=out)
+
+        def kernel_gelu(x: torch.Tensor, out: torch.Tensor, scratch: torch.Tensor) -> None:
+            product(normed(x), out)
+            out.copy_(F.gelu(out))
+
+        return {
+            None: kernel,
+            "silu_mul": kernel_silu_mul,
+            "gelu_tanh_mul": kernel_gelu_tanh_mul,
+            "gelu_mul": kernel_gelu_mul,
+            "gelu": kernel_gelu,
+        }[signature.activation]
 
     return factory
 

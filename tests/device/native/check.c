@@ -8,6 +8,7 @@
 
 #include "attention.h"
 #include "linear.h"
+#include "norm.h"
 #include "pool.h"
 #include "steps.h"
 #include "store.h"
@@ -18,7 +19,7 @@ static int check(int is_half, int64_t t, int64_t k, int64_t n, int activation, i
                  int use_amx) {
     size_t element = is_half ? sizeof(bf16) : sizeof(float);
     int64_t k_pad = (k + 31) / 32 * 32, n_pad = (n + 15) / 16 * 16;
-    int64_t x_stride = k + 3, width = activation ? n / 2 : n, out_stride = width + 5;
+    int64_t x_stride = k + 3, width = halves(activation) ? n / 2 : n, out_stride = width + 5;
     void *x = malloc(element * (size_t)((t - 1) * x_stride + k));
     void *out = malloc(element * (size_t)((t - 1) * out_stride + width));
     void *weight = malloc(element * (size_t)(n * k)), *norm = malloc(element * (size_t)k);
@@ -57,13 +58,17 @@ static int check(int is_half, int64_t t, int64_t k, int64_t n, int activation, i
             inputs[i] *= scale * (normed ? get(norm, is_half, i) : 1);
         for (int64_t column = 0; column < width; column++) {
             double sums[2] = {0, 0};
-            for (int side = 0; side < (activation ? 2 : 1); side++) {
+            for (int side = 0; side < (halves(activation) ? 2 : 1); side++) {
                 int64_t feature = column + side * n / 2;
                 sums[side] = bias[feature];
                 for (int64_t i = 0; i < k; i++)
                     sums[side] += inputs[i] * weights[feature * k + i];
             }
-            double right = activation ? sums[0] / (1 + exp(-sums[0])) * sums[1] : sums[0];
+            double right = sums[0];
+            if (activation == SILU_MUL)
+                right = sums[0] / (1 + exp(-sums[0])) * sums[1];
+            if (activation == GELU || activation == GELU_MUL)
+                right *= 0.5 * erfc(-sums[0] / sqrt(2)) * (activation == GELU ? 1 : sums[1]);
             if (mode == ADD)
                 right += before[row * width + column];
             double is = get(out, is_half, row * out_stride + column);
@@ -131,6 +136,81 @@ static int check_attention(int is_half, int64_t q, int64_t n, int64_t heads, int
     }
     free(right);
     free(kv), free(query), free(out), free(table), free(sinks), free(lse);
+    return failed;
+}
+
+/* Two rows of q and one tokens, each of which sees its row, in [T, 3, heads, dim]. Returns 1 on a
+   wrong value. */
+static int check_own_tokens(int is_half, int64_t q, int64_t heads, int64_t dim, int64_t window,
+                            int use_amx) {
+    size_t element = is_half ? sizeof(bf16) : sizeof(float);
+    int64_t width = heads * dim, stride = 3 * width;
+    char *qkv = malloc(element * (size_t)((q + 1) * stride));
+    void *out = malloc(element * (size_t)((q + 2) * width));
+    int32_t starts[3] = {0, (int32_t)q, (int32_t)q + 1};
+    fill(qkv, is_half, (q + 1) * stride);
+    attention_args args = {
+        .query = qkv, .out = out, .kv = qkv + element * (size_t)width, .query_start_loc = starts,
+        .num_rows = 2, .num_tokens = q + 2, .query_stride = stride, .out_stride = width,
+        .num_heads = heads, .num_kv_heads = heads, .head_dim = dim, .window = window, .scale = 0.5f,
+        .dtype = is_half ? IS_BF16 : IS_F32, .use_amx = use_amx};
+    int failed = pelton_attention(&args);
+    for (int64_t i = 0; i < (q + 2) * heads && !failed; i++) {
+        int64_t token = i / heads, head = i % heads, first = token < q ? 0 : q;
+        int64_t end = token < q ? q : q + 1;
+        for (int64_t d = 0; d < dim && !failed; d++) {
+            double total = 0, right = 0;
+            for (int64_t key = first; token <= q && key < end; key++) {
+                double score = 0;
+                if (window && llabs(key - token) > window)
+                    continue;
+                for (int64_t e = 0; e < dim; e++)
+                    score += get(qkv, is_half, token * stride + head * dim + e) *
+                             get(qkv, is_half, key * stride + width + head * dim + e);
+                total += exp(0.5 * score);
+                right += exp(0.5 * score) *
+                         get(qkv, is_half, key * stride + 2 * width + head * dim + d);
+            }
+            right = total ? right / total : 0;
+            double is = get(out, is_half, token * width + head * dim + d);
+            if (!(fabs(is - right) <= (is_half ? 2e-2 : 1e-4))) {
+                printf("own tokens half %d q %ld dim %ld: %g is not %g\n", is_half, (long)q, (long)dim,
+                       is, right);
+                failed = 1;
+            }
+        }
+    }
+    free(qkv), free(out);
+    return failed;
+}
+
+/* t rows of k columns. Returns 1 on a wrong value. */
+static int check_layer_norm(int is_half, int64_t t, int64_t k) {
+    size_t element = is_half ? sizeof(bf16) : sizeof(float);
+    void *x = malloc(element * (size_t)(t * k)), *out = malloc(element * (size_t)(t * k));
+    void *weight = malloc(element * (size_t)k), *bias = malloc(element * (size_t)k);
+    fill(x, is_half, t * k), fill(weight, is_half, k), fill(bias, is_half, k);
+    layer_norm_args args = {.x = x, .weight = weight, .bias = bias, .out = out, .num_rows = t,
+                            .num_columns = k, .x_stride = k, .out_stride = k, .eps = 1e-3f,
+                            .dtype = is_half ? IS_BF16 : IS_F32};
+    int failed = pelton_layer_norm(&args);
+    for (int64_t row = 0; row < t; row++) {
+        double mean = 0, variance = 0;
+        for (int64_t i = 0; i < k; i++)
+            mean += get(x, is_half, row * k + i) / (double)k;
+        for (int64_t i = 0; i < k; i++)
+            variance += pow(get(x, is_half, row * k + i) - mean, 2) / (double)k;
+        for (int64_t i = 0; i < k && !failed; i++) {
+            double right = (get(x, is_half, row * k + i) - mean) / sqrt(variance + 1e-3);
+            right = right * get(weight, is_half, i) + get(bias, is_half, i);
+            double is = get(out, is_half, row * k + i);
+            if (!(fabs(is - right) <= (is_half ? 5e-2 : 1e-4))) {
+                printf("layer norm half %d k %ld: %g is not %g\n", is_half, (long)k, is, right);
+                failed = 1;
+            }
+        }
+    }
+    free(x), free(out), free(weight), free(bias);
     return failed;
 }
 
@@ -274,6 +354,12 @@ int main(void) {
             failed |= check_attention(flags & 1, 35, 131, 4, 2, 33, window, 0);
             failed |= check_attention(flags & 1, 35, 131, 4, 2, 33, window, amx);
             failed |= check_attention(flags & 1, 290, 421, 2, 2, 8, window, amx);
+            failed |= check_own_tokens(flags & 1, 1, 1, 1, window, amx);
+            failed |= check_own_tokens(flags & 1, 13, 3, 24, window, amx);
+            failed |= check_own_tokens(flags & 1, 35, 2, 33, window, 0);
+            failed |= check_own_tokens(flags & 1, 140, 2, 8, window, amx);
+            failed |= check_layer_norm(flags & 1, 3, flags >> 1 ? 1 : 49);
+            failed |= check_layer_norm(flags & 1, 700, 48);
             failed |= check_draw(flags & 1, 1, 33, 17, 0) | check_draw(flags & 1, 9, 40, 50, 0);
             failed |= check_draw(flags & 1, 5, 64, 33, amx) | check_draw(flags & 1, 400, 5, 3, amx);
             failed |= check_store(flags & 1, 1, 5, 2, flags >> 1);
@@ -284,8 +370,10 @@ int main(void) {
                 const int64_t *s = sizes[i];
                 int is_half = flags & 1, mode = flags >> 1 & 1, normed = flags >> 2 & 1;
                 failed |= check(is_half, s[0], s[1], s[2], 0, mode, normed, amx && flags >> 3);
-                failed |= check(is_half, s[0], s[1], (s[2] + 31) / 32 * 32, SILU_MUL, STORE,
-                                normed, amx && flags >> 3);
+                failed |= check(is_half, s[0], s[1], (s[2] + 31) / 32 * 32,
+                                mode ? GELU_MUL : SILU_MUL, STORE, normed, amx && flags >> 3);
+                if (!mode)
+                    failed |= check(is_half, s[0], s[1], s[2], GELU, STORE, normed, amx && flags >> 3);
             }
     }
     return failed;
