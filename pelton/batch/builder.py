@@ -82,6 +82,7 @@ class BatchBuilder:
                 uniform_query_len=max_query_len if is_uniform else 0,
                 max_query_len=max_query_len,
                 max_seq_len=int(seq_len_bound.max(initial=0)),
+                has_embeds=plan.has_embeds,
             )
         )
         assert descriptor.num_rows >= num_rows, "fewer rows executed than live"

@@ -11,7 +11,7 @@ import math
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from pelton.errors import CheckpointError
 
@@ -96,44 +96,50 @@ def read_safetensors_header(path: Path) -> dict[str, SafetensorsTensor]:
     tensor for anything that is not a whole, consistent file."""
     try:
         with path.open("rb") as file:
-            file_size = file.seek(0, 2)
-            file.seek(0)
-            prefix = file.read(8)
-            if len(prefix) < 8:
-                raise CheckpointError(f"has {file_size} bytes, too few for a header")
-            (header_size,) = struct.unpack("<Q", prefix)
-            if header_size > _MAX_HEADER_BYTES:
-                raise CheckpointError(
-                    f"claims a header of {header_size} bytes (at most {_MAX_HEADER_BYTES} are "
-                    "legal); it is not a safetensors file"
-                )
-            if 8 + header_size > file_size:
-                raise CheckpointError(
-                    f"claims a header of {header_size} bytes but has {file_size}; it is truncated"
-                )
-            text = file.read(header_size)
-        try:
-            header = json.loads(text.decode("utf-8"), object_pairs_hook=_unique)
-        except (ValueError, RecursionError) as error:
-            if isinstance(error, CheckpointError):
-                raise
-            raise CheckpointError(f"has a header that is not JSON: {error}") from None
-        if not isinstance(header, dict):
-            raise CheckpointError("has a header that is not a JSON object")
-        first = 8 + header_size
-        tensors = {
-            name: _tensor(name, entry, first, file_size)
-            for name, entry in header.items()
-            if name != "__metadata__"
-        }
-        ordered = dict(sorted(tensors.items(), key=lambda item: (item[1].start, item[1].end)))
-        previous, previous_end = "", first
-        for name, tensor in ordered.items():
-            if tensor.start < previous_end and tensor.start < tensor.end:
-                raise CheckpointError(f"tensors {previous!r} and {name!r} overlap")
-            previous, previous_end = name, max(previous_end, tensor.end)
-        return ordered
+            return parse_safetensors_header(file, _MAX_HEADER_BYTES)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}.") from None
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}.") from None
+
+
+def parse_safetensors_header(file: BinaryIO, max_bytes: int) -> dict[str, SafetensorsTensor]:
+    """As `read_safetensors_header`, of an open file whose header is no longer than max_bytes. The
+    errors name no file, and end without a full stop."""
+    file_size = file.seek(0, 2)
+    file.seek(0)
+    prefix = file.read(8)
+    if len(prefix) < 8:
+        raise CheckpointError(f"has {file_size} bytes, too few for a header")
+    (header_size,) = struct.unpack("<Q", prefix)
+    if header_size > max_bytes:
+        raise CheckpointError(
+            f"claims a header of {header_size} bytes (at most {max_bytes} are legal); it is not a "
+            "safetensors file"
+        )
+    if 8 + header_size > file_size:
+        raise CheckpointError(
+            f"claims a header of {header_size} bytes but has {file_size}; it is truncated"
+        )
+    text = file.read(header_size)
+    try:
+        header = json.loads(text.decode("utf-8"), object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"has a header that is not JSON: {error}") from None
+    if not isinstance(header, dict):
+        raise CheckpointError("has a header that is not a JSON object")
+    first = 8 + header_size
+    tensors = {
+        name: _tensor(name, entry, first, file_size)
+        for name, entry in header.items()
+        if name != "__metadata__"
+    }
+    ordered = dict(sorted(tensors.items(), key=lambda item: (item[1].start, item[1].end)))
+    previous, previous_end = "", first
+    for name, tensor in ordered.items():
+        if tensor.start < previous_end and tensor.start < tensor.end:
+            raise CheckpointError(f"tensors {previous!r} and {name!r} overlap")
+        previous, previous_end = name, max(previous_end, tensor.end)
+    return ordered

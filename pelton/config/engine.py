@@ -53,6 +53,8 @@ class EngineArgs:
         to work best) | "aliased" (read in place) | "pinned" (copied) | "pageable" (copied from
         memory that is not pinned, as where none can be).
     max_logprobs: most alternatives to a token that a request may ask for.
+    enable_prompt_embeds: requests may bring embeddings in place of token ids. Whoever may send
+        them can have the model compute on any numbers.
     chat_template: a Jinja template, or a file that holds one, instead of the model's own.
     batch_invariant: select fixed-reduction kernels, so that a request's tokens do not depend on
         its neighbours, chunk sizes or prefix hits, bit for bit.
@@ -110,6 +112,7 @@ class EngineArgs:
     quantization: str | None = None
     speculative_config: dict[str, Any] | None = None
     enable_lora: bool = False
+    enable_prompt_embeds: bool = False
     enforce_eager: bool = False
     cudagraph_capture_sizes: list[int] | None = None
     max_cudagraph_capture_size: Tokens | None = None
@@ -146,6 +149,7 @@ class EngineConfig:
     memory: MemoryTable | None = None
     staging_mode: str = "auto"
     quantization: QuantConfig = field(default_factory=QuantConfig)
+    enable_prompt_embeds: bool = False
 
     @property
     def num_speculative_tokens(self) -> int:

@@ -13,6 +13,8 @@ class Descriptor:
     uniform_query_len: query length shared by every row, 0 when rows differ.
     max_seq_len: upper bound over rows, in tokens.
     splits: half-open token ranges of microbatches; empty = one piece.
+    has_embeds: whether embeddings of prompts are laid over those of some tokens; they are in memory
+        of the step's own, so it cannot be recorded.
     subset_size: rows of a row subset (shared-KV layers); 0 = all.
     """
 
@@ -25,6 +27,7 @@ class Descriptor:
     splits: tuple[tuple[int, int], ...] = ()
     adapter_case: int = 0
     subset_size: int = 0
+    has_embeds: bool = False
 
 
 def dispatch(live: Descriptor, agreed: Descriptor | None = None) -> Descriptor:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pelton.config.params import SamplingParams
+from pelton.core.prompt_embeds import PromptEmbeds
 
 Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
@@ -61,7 +62,8 @@ class NewRow:
     """A request that gets a row: new, or resumed after preemption (then it is new again).
 
     token_ids: [prefill_len], every token known on admission (a resumed request's earlier outputs
-        included), so prompt_len <= prefill_len.
+        included), so prompt_len <= prefill_len; placeholders where embeddings stand.
+    prompt_embeds: the request's, if any of them has yet to be computed.
     num_computed_tokens: tokens whose KV is there: a prefix hit's, or what `restores` brings.
     block_ids: one [num_blocks] array per KV group: the row's whole block table.
     restores: copies from host pages to some of these blocks, before the step's forward pass.
@@ -81,6 +83,7 @@ class NewRow:
     eos_token_ids: tuple[int, ...] = ()
     state_blocks: Int32Array = field(default_factory=lambda: NO_BLOCKS)
     restores: PageCopies = NO_COPIES
+    prompt_embeds: PromptEmbeds | None = None
 
     @property
     def prefill_len(self) -> int:
@@ -120,6 +123,7 @@ class StepPlan:
         sampling row has 1 + num_drafts verification rows.
     bounds_are_exact: whether num_computed_bound is what the device holds.
     is_one_each: whether it is known that every row has one token, no draft, and samples.
+    has_embeds: whether some of its query tokens may be embeddings of prompts.
     finished, preempted: rows freed since the last plan, sorted.
     state_saves: of scheduled rows; their blocks are nobody else's in this step.
     offloads: copies of preempted rows' blocks to host pages, before anything is written to a block.
@@ -133,6 +137,7 @@ class StepPlan:
     samples: npt.NDArray[np.bool_]
     bounds_are_exact: bool = True
     is_one_each: bool = False
+    has_embeds: bool = False
     new_rows: list[NewRow] = field(default_factory=list)
     block_appends: list[BlockAppend] = field(default_factory=list)
     finished: list[SlotRef] = field(default_factory=list)

@@ -14,6 +14,7 @@ from pelton.config.params import SamplingParams
 from pelton.core.kv.block_pool import Block
 from pelton.core.kv.host_pages import SavedKV
 from pelton.core.plan import Int32Array, SlotRef
+from pelton.core.prompt_embeds import PromptEmbeds, end_of_rows
 from pelton.core.prompt_logprobs import PromptLogprobs
 from pelton.errors import RequestError
 
@@ -38,10 +39,13 @@ class Request:
 
     Args:
         request_id: unique among unfinished requests.
-        prompt_token_ids: [prompt_len], int32 or integers that fit it.
+        prompt_token_ids: [prompt_len], int32 or integers that fit it; where an embedding stands,
+            its placeholder (core/prompt_embeds.py).
+        prompt_embeds: these embeddings, or None. Whoever only keeps a request's record may let go
+            of them.
         priority: lower is served first, under policy "priority".
         cache_salt: requests with different salts share no cached block.
-        adapter, prompt_embeds_digest: what else decides the keys and values, or None.
+        adapter: what else decides the keys and values, or None.
         eos_token_ids: end the answer unless params.ignore_eos.
         seed: of the noise if params.seed is None; drawn when absent. In [-2**63, 2**63).
 
@@ -68,6 +72,7 @@ class Request:
         "block_hashes",
         "blocks",
         "cache_salt",
+        "embeds_end",
         "end_token_ids",
         "eos_token_ids",
         "error",
@@ -88,7 +93,7 @@ class Request:
         "params",
         "prefill_len",
         "priority",
-        "prompt_embeds_digest",
+        "prompt_embeds",
         "prompt_len",
         "ref",
         "request_id",
@@ -108,7 +113,7 @@ class Request:
         priority: int = 0,
         cache_salt: str | None = None,
         adapter: str | None = None,
-        prompt_embeds_digest: bytes | None = None,
+        prompt_embeds: PromptEmbeds | None = None,
         eos_token_ids: tuple[int, ...] = (),
         seed: int | None = None,
     ) -> None:
@@ -117,7 +122,7 @@ class Request:
         self.priority = priority
         self.cache_salt = cache_salt
         self.adapter = adapter
-        self.prompt_embeds_digest = prompt_embeds_digest
+        self.prompt_embeds = prompt_embeds
         self.eos_token_ids = eos_token_ids
         if params.seed is not None:
             self.seed = params.seed
@@ -128,10 +133,12 @@ class Request:
             stop_token_ids if params.ignore_eos else (*eos_token_ids, *stop_token_ids)
         )
 
-        self.token_ids = _as_token_ids(prompt_token_ids)
+        self.token_ids = as_token_ids(prompt_token_ids)
         """[capacity] int32, of which the first num_tokens are known; those never change."""
         self.prompt_len = len(self.token_ids)
         self.num_tokens = self.prompt_len
+        self.embeds_end = 0 if prompt_embeds is None else end_of_rows(self.token_ids)
+        """The position after the last embedding's; 0 without embeddings."""
         self.awaited_prompt_logprobs: PromptLogprobs | None = None
         """Until they are complete, and handed out with the first output token."""
         if params.prompt_logprobs is not None:
@@ -208,6 +215,15 @@ class Request:
         return view
 
     @property
+    def prompt_token_ids(self) -> Int32Array:
+        """[prompt_len] int32, read-only: for people, with -1 where an embedding stands."""
+        ids = self.known_token_ids[: self.prompt_len]
+        if self.embeds_end:
+            ids = np.maximum(ids, -1)
+            ids.flags.writeable = False
+        return ids
+
+    @property
     def output_token_ids(self) -> Int32Array:
         """[num_output_tokens] int32, read-only view."""
         return self.known_token_ids[self.prompt_len :]
@@ -233,7 +249,7 @@ def check_request(request: Request, *, max_model_len: int, vocab_size: int) -> N
 
     Raises RequestError naming field, value and limit.
     """
-    length = request.prompt_len
+    length, embeds = request.prompt_len, request.prompt_embeds
     if length == 0:
         raise RequestError(
             "prompt_token_ids must hold at least 1 token, got 0.", field="prompt_token_ids"
@@ -242,10 +258,14 @@ def check_request(request: Request, *, max_model_len: int, vocab_size: int) -> N
         raise RequestError(
             f"The prompt has {length} tokens; with max_model_len={max_model_len} it may have "
             f"{max_model_len - 1}. Shorten it or raise max_model_len.",
-            field="prompt_token_ids",
+            field="prompt_token_ids" if embeds is None else "prompt_embeds",
         )
+    ids: npt.NDArray[np.signedinteger] = request.known_token_ids
+    if embeds is not None:
+        _check_embeds(request, embeds)
+        ids = ids[ids >= 0]
     fields: list[tuple[str, npt.NDArray[np.signedinteger]]] = [
-        ("prompt_token_ids", request.known_token_ids),
+        ("prompt_token_ids", ids),
         *((name, np.array(ids, np.int64)) for name, ids in request.params.token_id_fields()),
     ]
     for field, ids in fields:
@@ -256,6 +276,22 @@ def check_request(request: Request, *, max_model_len: int, vocab_size: int) -> N
                 field=field,
             )
     _check_some_token_is_legal(request, vocab_size)
+
+
+def _check_embeds(request: Request, embeds: PromptEmbeds) -> None:
+    ids = request.known_token_ids
+    if not np.array_equal(ids[ids < 0], -1 - np.arange(len(embeds))):
+        raise RequestError(
+            f"prompt_token_ids must have one placeholder for each of the {len(embeds)} rows of "
+            "prompt_embeds, in order, and no other negative id.",
+            field="prompt_token_ids",
+        )
+    if request.params.prompt_logprobs is not None:
+        raise RequestError(
+            f"prompt_logprobs need a prompt of token ids, and {len(embeds)} places of this one "
+            "are embeddings: leave prompt_logprobs out.",
+            field="prompt_logprobs",
+        )
 
 
 def _check_some_token_is_legal(request: Request, vocab_size: int) -> None:
@@ -288,7 +324,7 @@ def fields_that_exclude(request: Request) -> list[str]:
     ]
 
 
-def _as_token_ids(ids: Int32Array | Sequence[int]) -> Int32Array:
+def as_token_ids(ids: Int32Array | Sequence[int]) -> Int32Array:
     """A private int32 copy. Raises RequestError for what is no list of int32 numbers."""
     try:
         given = np.asarray(ids)

@@ -456,6 +456,9 @@ class Scheduler:
                     eos_token_ids=request.eos_token_ids,
                     state_blocks=admission.state_blocks,
                     restores=admission.restores,
+                    prompt_embeds=(
+                        request.prompt_embeds if num_computed < request.embeds_end else None
+                    ),
                 )
             )
             want = request.num_tokens - num_computed
@@ -810,6 +813,7 @@ class _Draft:
         "bounds_are_exact",
         "budget",
         "drained",
+        "has_embeds",
         "new_rows",
         "requests",
         "room_to_score",
@@ -825,6 +829,7 @@ class _Draft:
         """Row, query tokens, drafts among them and whether it samples, of rows that are not just
         given one token that does."""
         self.bounds_are_exact = True
+        self.has_embeds = False
         self.new_rows: list[NewRow] = []
         self.block_appends: list[BlockAppend] = []
         self.drained: list[Request] = []
@@ -839,6 +844,8 @@ class _Draft:
         self.bounds.append(request.num_computed_tokens)
         if request.has_drafts_in_flight:
             self.bounds_are_exact = False
+        if request.num_computed_tokens < request.embeds_end:
+            self.has_embeds = True
         self.budget -= count
         request.num_computed_tokens += count
         if samples:
@@ -897,6 +904,7 @@ class _Draft:
             samples=samples,
             bounds_are_exact=self.bounds_are_exact,
             is_one_each=not self.unlike,
+            has_embeds=self.has_embeds,
             new_rows=self.new_rows,
             block_appends=self.block_appends,
             finished=sorted(finished),

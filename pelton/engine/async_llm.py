@@ -37,6 +37,7 @@ from pelton.messages.to_engine import (
     Abort,
     AddRequest,
     ResetPrefixCache,
+    pack_embeds,
     pack_params,
     pack_token_ids,
 )
@@ -255,7 +256,7 @@ class AsyncLLM:
 
         text = prompt.get("prompt")
         is_long = isinstance(text, str) and len(text) > _LONG_TEXT
-        if not is_long or "prompt_token_ids" in prompt:
+        if "prompt_embeds" not in prompt and (not is_long or "prompt_token_ids" in prompt):
             return read()
         return await self._loop.run_in_executor(self._threads, read)
 
@@ -327,6 +328,7 @@ class AsyncLLM:
             eos_token_ids=request.eos_token_ids,
             priority=request.priority,
             cache_salt=request.cache_salt,
+            embeds=None if request.prompt_embeds is None else pack_embeds(request.prompt_embeds),
         )
         stream = Stream(request, handle, self.tokenizer)
         # Known before the engine knows of it: its first reply finds the way.
@@ -336,6 +338,7 @@ class AsyncLLM:
             self._silent.add(handle + answer.index)
         try:
             self._link.send(message)
+            request.prompt_embeds = None  # they are the engine's now
         except (TypeError, OverflowError) as error:
             self._close(stream)
             raise RequestError(f"the request holds a value that cannot be sent: {error}.") from None

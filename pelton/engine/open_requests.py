@@ -79,7 +79,7 @@ class OpenRequests:
         output = RequestOutput(
             request_id=request.request_id,
             prompt=prompt,
-            prompt_token_ids=request.known_token_ids.tolist(),
+            prompt_token_ids=request.prompt_token_ids.tolist(),
             outputs=[answer.completion() for answer in answers],
         )
         for child in children:

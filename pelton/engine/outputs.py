@@ -95,6 +95,7 @@ class CompletionOutput:
 class RequestOutput:
     """One request.
 
+    prompt_token_ids: [prompt_len], -1 where the prompt has an embedding.
     prompt_logprobs: if asked for, [prompt_len] of {token id: Logprob}, the prompt's own first;
         None for the first token, which nothing comes before. All at once, with the first output
         token.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from pelton.checkpoint.gguf_header import read_gguf_header
 from pelton.checkpoint.source import resolve_checkpoint
@@ -13,7 +15,9 @@ from pelton.config.engine import EngineArgs, EngineConfig
 from pelton.config.params import SamplingParams
 from pelton.config.reasons import reason_of
 from pelton.core.plan import Int32Array
+from pelton.core.prompt_embeds import PromptEmbeds, placeholders
 from pelton.core.request import Request
+from pelton.engine.prompt_embeds import as_mix, as_prompt_embeds
 from pelton.errors import ConfigError, RequestError
 from pelton.sampling.table import processor_target
 from pelton.setup.check import CheckedArgs, check
@@ -21,9 +25,35 @@ from pelton.tokens.chat_template import ChatTemplate, ContentChoice
 from pelton.tokens.tokenizer import Tokenizer, load_tokenizer
 
 Prompt = str | Mapping[str, Any]
-"""Text, {"prompt": text} or {"prompt_token_ids": [...]}; a mapping may also have "cache_salt"."""
+"""Text, or a mapping; each may also have "cache_salt":
 
-_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
+    {"prompt": text}
+    {"prompt_token_ids": [T]}
+    {"prompt_embeds": [T, H]}           embeddings, as transformers' models take `inputs_embeds`
+    {"prompt_embeds": [T, H] or [n, H], "prompt_token_ids": [T], "prompt_is_token_ids": [T]}
+        a mix: token ids where prompt_is_token_ids is true, embeddings at the other n places; the
+        ids of those, and rows of the token ids' places, are not looked at
+
+The last three may have "prompt" beside, to be shown with the answer.
+"""
+
+_KEYS = (
+    "prompt",
+    "prompt_token_ids",
+    "prompt_embeds",
+    "prompt_is_token_ids",
+    "cache_salt",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """ids: with placeholders where `embeds` stand."""
+
+    text: str | None
+    ids: Int32Array | Sequence[int]
+    salt: str | None
+    embeds: PromptEmbeds | None = None
 
 
 class PromptReader:
@@ -44,22 +74,23 @@ class PromptReader:
 
         Raises RequestError naming field, value and limit.
         """
-        text, ids, salt = self._parts(prompt)
+        parts = self._parts(prompt)
         self._check_params(params)
         params = self._with_bad_words(params)
         request = Request(
             request_id,
-            ids,
+            parts.ids,
             params,
             priority=priority,
-            cache_salt=salt,
+            cache_salt=parts.salt,
             eos_token_ids=self._eos_token_ids,
+            prompt_embeds=parts.embeds,
         )
-        return request, text
+        return request, parts.text
 
-    def _parts(self, prompt: Prompt) -> tuple[str | None, Int32Array | Sequence[int], str | None]:
+    def _parts(self, prompt: Prompt) -> _Parts:
         if isinstance(prompt, str):
-            return prompt, self._encode(prompt), None
+            return _Parts(prompt, self._encode(prompt), None)
         if not isinstance(prompt, Mapping):
             raise RequestError(
                 "a prompt must be a string, {'prompt': ...} or {'prompt_token_ids': [...]}, got "
@@ -78,14 +109,47 @@ class PromptReader:
                 f"cache_salt must be a non-empty string, got {salt!r}.", field="cache_salt"
             )
         text = prompt.get("prompt")
-        if "prompt_token_ids" in prompt and (text is None or isinstance(text, str)):
-            return text, prompt["prompt_token_ids"], salt
+        if text is None or isinstance(text, str):
+            if prompt.get("prompt_embeds") is not None:
+                ids, embeds = self._with_embeds(prompt)
+                return _Parts(text, ids, salt, embeds)
+            if prompt.get("prompt_is_token_ids") is not None:
+                raise RequestError(
+                    "prompt_is_token_ids says where prompt_embeds stand, and there are none.",
+                    field="prompt_is_token_ids",
+                )
+            if "prompt_token_ids" in prompt:
+                return _Parts(text, prompt["prompt_token_ids"], salt)
         if not isinstance(text, str):
             raise RequestError(
                 "a prompt needs 'prompt' (a string) or 'prompt_token_ids' (a list of integers).",
                 field="prompt",
             )
-        return text, self._encode(text), salt
+        return _Parts(text, self._encode(text), salt)
+
+    def _with_embeds(self, prompt: Mapping[str, Any]) -> tuple[Int32Array, PromptEmbeds | None]:
+        """Token ids, with placeholders, and the embeddings that these stand for."""
+        if not self._config.enable_prompt_embeds:
+            raise RequestError(
+                "prompt_embeds need an engine with enable_prompt_embeds=True.",
+                field="prompt_embeds",
+            )
+        given, is_token = prompt.get("prompt_token_ids"), prompt.get("prompt_is_token_ids")
+        ids, is_row = np.zeros(0, np.int32), None
+        if given is not None or is_token is not None:
+            ids, is_row = as_mix(given, is_token)
+            if not is_row.any():
+                return ids, None
+        embeds = as_prompt_embeds(
+            prompt["prompt_embeds"],
+            is_row,
+            dtype=self._config.dtype,
+            hidden_size=self._config.model.hidden_size,
+            max_rows=self._config.max_model_len - 1,
+        )
+        if is_row is None:
+            return placeholders(np.ones(len(embeds), np.bool_)), embeds
+        return np.where(is_row, placeholders(is_row), ids), embeds
 
     def _encode(self, text: str) -> Int32Array:
         if self._tokenizer is None:

@@ -17,7 +17,7 @@ from pelton.engine.siblings import Siblings, children_of
 from pelton.errors import PeltonError
 from pelton.messages.from_engine import Ended, Fault, First, Outputs, StepStats
 from pelton.messages.logprobs import pack_rows
-from pelton.messages.to_engine import Abort, AddRequest, unpack_token_ids
+from pelton.messages.to_engine import Abort, AddRequest, unpack_embeds, unpack_token_ids
 
 _log = logging.getLogger("pelton")
 
@@ -36,7 +36,10 @@ def read_children(message: AddRequest) -> Children:
             priority=message.priority,
             cache_salt=message.cache_salt,
             eos_token_ids=message.eos_token_ids,
+            prompt_embeds=None if message.embeds is None else unpack_embeds(message.embeds),
         )
+        if request.prompt_embeds is not None:
+            _ = request.prompt_embeds.digests  # takes long: not in the step thread
         return children_of(request)
     except Exception as error:
         return error

@@ -75,6 +75,6 @@ def _sibling(request: Request, index: int) -> Request:
         priority=request.priority,
         cache_salt=request.cache_salt,
         adapter=request.adapter,
-        prompt_embeds_digest=request.prompt_embeds_digest,
+        prompt_embeds=request.prompt_embeds,
         eos_token_ids=request.eos_token_ids,
     )

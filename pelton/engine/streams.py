@@ -99,7 +99,7 @@ class Stream:
         return delta
 
     async def _complete_first(self, delta: RequestDelta) -> None:
-        delta.prompt_token_ids = self.request.known_token_ids
+        delta.prompt_token_ids = self.request.prompt_token_ids
         if self._first is None:
             return
         delta.queue_seconds = self._first.queue_seconds

@@ -44,7 +44,7 @@ class RecordedStep:
 
 class RecordedExecutor:
     """The eager executor's verbs; shapes that are not on the ladder, or not recorded yet, are the
-    eager executor's.
+    eager executor's, and so are steps with embeddings of prompts.
 
     num_replayed counts steps. is_paused: every step is the eager executor's.
 
@@ -72,7 +72,7 @@ class RecordedExecutor:
         self.is_paused = False
 
     def choose(self, live: Descriptor) -> Descriptor:
-        shape = None if self.is_paused else self._ladder.choose(live)
+        shape = None if self.is_paused or live.has_embeds else self._ladder.choose(live)
         if shape is None or not (self._device.records_when_asked or self._has(shape)):
             return as_live(live)
         return shape

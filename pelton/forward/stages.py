@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 
 from pelton.batch.input_batch import InputBatch
+from pelton.batch.prompt_embeds import PromptEmbedRows
 from pelton.device.protocol import Device
 from pelton.layers.context import StepContext
 from pelton.models.protocol import Model
@@ -53,14 +54,19 @@ class WholeModel:
 
     passes_on = False
 
-    def __init__(self, device: Device, model: Model) -> None:
+    def __init__(self, device: Device, model: Model, embeds: PromptEmbedRows) -> None:
         self._device = device
         self._model = model
+        self._embeds = embeds
         self.lo, self.hi = 0, model.num_layers
 
     def begin(self, batch: InputBatch, ctx: StepContext) -> None:
         self._device.launch(
-            self._model.embed, batch.inputs.input_ids, ctx.buffers.hidden, ctx.communicator
+            self._model.embed,
+            batch.inputs.input_ids,
+            ctx.buffers.hidden,
+            ctx.communicator,
+            self._embeds.lay_over(batch),
         )
 
     def end(self, ctx: StepContext) -> None:
@@ -72,8 +78,10 @@ class FirstStage(WholeModel):
 
     passes_on = True
 
-    def __init__(self, device: Device, model: Model, hi: int, following: Link) -> None:
-        super().__init__(device, model)
+    def __init__(
+        self, device: Device, model: Model, embeds: PromptEmbedRows, hi: int, following: Link
+    ) -> None:
+        super().__init__(device, model, embeds)
         self.hi = hi
         self._following = following
 

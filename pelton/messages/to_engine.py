@@ -10,6 +10,7 @@ import numpy as np
 
 from pelton.config.params import SamplingParams
 from pelton.core.plan import Int32Array
+from pelton.core.prompt_embeds import STORED_AS, PromptEmbeds
 
 
 class Start(msgspec.Struct, tag="start", array_like=True, frozen=True):
@@ -28,12 +29,20 @@ class Start(msgspec.Struct, tag="start", array_like=True, frozen=True):
     tables: dict[str, dict[str, str]]
 
 
+class PackedEmbeds(msgspec.Struct, array_like=True, frozen=True):
+    """Embeddings of a prompt: [n, width] elements of `dtype`, little-endian, row by row."""
+
+    dtype: str
+    width: int
+    rows: bytes
+
+
 class AddRequest(msgspec.Struct, tag="add", array_like=True, frozen=True):
     """A request with params.n answers.
 
     handle: of answer 0; answer i has handle + i. Never used twice.
     request_id: for logs and error texts.
-    token_ids: the prompt, little-endian int32.
+    token_ids: the prompt, little-endian int32; placeholders where embeddings stand.
     params: see `pack_params`.
     """
 
@@ -44,6 +53,7 @@ class AddRequest(msgspec.Struct, tag="add", array_like=True, frozen=True):
     eos_token_ids: tuple[int, ...] = ()
     priority: int = 0
     cache_salt: str | None = None
+    embeds: PackedEmbeds | None = None
 
 
 class Abort(msgspec.Struct, tag="abort", array_like=True, frozen=True):
@@ -83,6 +93,16 @@ def pack_params(params: SamplingParams) -> dict[str, Any]:
 
 def pack_token_ids(ids: Int32Array) -> bytes:
     return ids.astype("<i4", copy=False).tobytes()
+
+
+def pack_embeds(embeds: PromptEmbeds) -> PackedEmbeds:
+    return PackedEmbeds(embeds.dtype, embeds.width, embeds.rows.tobytes())
+
+
+def unpack_embeds(packed: PackedEmbeds) -> PromptEmbeds:
+    """Read-only views."""
+    rows = np.frombuffer(packed.rows, STORED_AS[packed.dtype])
+    return PromptEmbeds(rows.reshape(-1, packed.width), packed.dtype)
 
 
 def unpack_token_ids(packed: bytes) -> Int32Array:

@@ -13,6 +13,7 @@ from typing import ClassVar
 
 import torch
 
+from pelton.batch.prompt_embeds import LayOver, nothing_over
 from pelton.checkpoint.name_map import NameRules
 from pelton.config.model import ModelConfig
 from pelton.core.kv.spec import LayerKV
@@ -119,10 +120,17 @@ class Decoder:
             widths = replace(widths, **mixer.widths())
         return widths
 
-    def embed(self, ids: torch.Tensor, out: torch.Tensor, communicator: Communicator) -> None:
+    def embed(
+        self,
+        ids: torch.Tensor,
+        out: torch.Tensor,
+        communicator: Communicator,
+        lay_over: LayOver = nothing_over,
+    ) -> None:
         self.embedding.run(ids, out, communicator)
         if self._embedding_multiplier != 1.0:
             out.mul_(self._embedding_multiplier)
+        lay_over(out)
 
     def run_layers(
         self,

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import torch
 
+from pelton.batch.prompt_embeds import LayOver, nothing_over
 from pelton.checkpoint.name_map import NameRules
 from pelton.config.model import ModelConfig
 from pelton.core.kv.spec import LayerKV
@@ -40,8 +41,15 @@ class Model(Protocol):
 
     def widths(self) -> Widths: ...
 
-    def embed(self, ids: torch.Tensor, out: torch.Tensor, communicator: Communicator) -> None:
-        """ids: [T] int32 -> out: [T, H]."""
+    def embed(
+        self,
+        ids: torch.Tensor,
+        out: torch.Tensor,
+        communicator: Communicator,
+        lay_over: LayOver = nothing_over,
+    ) -> None:
+        """ids: [T] int32 -> out: [T, H]. lay_over: called with `out` when it holds what the
+        family's authors take as `inputs_embeds`."""
         ...
 
     def run_layers(

@@ -16,6 +16,7 @@ from pelton.batch.block_tables import BlockTables
 from pelton.batch.builder import BatchBuilder
 from pelton.batch.input_buffers import InputBuffers
 from pelton.batch.participant import StepParticipant
+from pelton.batch.prompt_embeds import PromptEmbedRows
 from pelton.batch.recurrent_states import RecurrentStates
 from pelton.batch.row_state import RowState
 from pelton.batch.staged import Staging, StagingStats
@@ -131,8 +132,17 @@ def assemble(
         vocab_size=config.model.vocab_size,
         max_logprobs=max_logprobs,
     )
-    # One order for every hook. The sampler first: nothing but what rows ask of it is refused.
+    embeds = PromptEmbedRows(
+        device,
+        is_enabled=config.enable_prompt_embeds,
+        max_tokens=max_tokens,
+        hidden_size=config.model.hidden_size,
+        dtype=dtype,
+    )
+    # One order for every hook. Who may refuse a row first: the others then never hear of it.
     participants: list[StepParticipant] = [sampling_rows]
+    if place is None or place.previous is None:
+        participants.insert(0, embeds)  # later stages get hidden states
     checkpoints = StateCheckpoints(
         device, staging, max_num_seqs=max_rows, pages=sum(group.pages for group in kept)
     )
@@ -182,7 +192,7 @@ def assemble(
             "speculative_config is not supported with pipeline parallelism: the first stage would "
             "not learn the last one's drafts; leave one of them out."
         )
-    stage = _stage(device, model, place)
+    stage = _stage(device, model, embeds, place)
     builder = BatchBuilder(device, rows, tables, buffers)
     eager = EagerExecutor(
         device,
@@ -272,10 +282,12 @@ def _uniform_lengths(device: Device, num_drafts: int) -> tuple[int, ...]:
     return tuple(sorted({1, 1 + num_drafts}))
 
 
-def _stage(device: Device, model: Model, place: PipelinePlace | None) -> Stage:
+def _stage(
+    device: Device, model: Model, embeds: PromptEmbedRows, place: PipelinePlace | None
+) -> Stage:
     if place is None:
-        return WholeModel(device, model)
+        return WholeModel(device, model, embeds)
     if place.previous is None:
         assert place.following is not None, "a pipeline of one stage is no pipeline"
-        return FirstStage(device, model, place.hi, place.following)
+        return FirstStage(device, model, embeds, place.hi, place.following)
     return LaterStage(place.lo, place.hi, place.previous, place.following)

@@ -17,7 +17,8 @@ from pelton.sampling.table import processor_target
 @dataclass(frozen=True, slots=True)
 class ProcessedRow:
     """token_ids: [W] int32, the request's prompt and output before the token to be drawn, drafts
-    that are being verified included; -1 behind them. prompt_len, num_tokens: [] int32, of these."""
+    that are being verified included; -1 behind them, and where the prompt has an embedding.
+    prompt_len, num_tokens: [] int32, of these."""
 
     token_ids: torch.Tensor
     prompt_len: torch.Tensor

@@ -79,7 +79,12 @@ _INTEGERS: dict[str, tuple[int, int]] = {
 _SPECULATION_KEYS = tuple(field.name for field in fields(SpeculationConfig))
 # Verification costs a row per draft, and long runs of right drafts are rare.
 _MAX_DRAFTS = 64
-_BOOLEANS = ("enable_prefix_caching", "batch_invariant", "enforce_eager")
+_BOOLEANS = (
+    "enable_prefix_caching",
+    "enable_prompt_embeds",
+    "batch_invariant",
+    "enforce_eager",
+)
 _TEXTS = ("model", "tokenizer", "revision", "hf_token", "chat_template")
 _OPTIONAL = {
     *_TEXTS,

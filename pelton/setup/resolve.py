@@ -195,6 +195,7 @@ def resolve(checked: CheckedArgs, facts: DeviceFacts) -> EngineConfig:
         speculation=_speculation(args),
         graphs=_graphs(args, facts, max_num_seqs, max_num_batched_tokens),
         quantization=checked.quantised,
+        enable_prompt_embeds=args.enable_prompt_embeds,
     )
 
 

@@ -14,6 +14,7 @@ from support.tiny import TinyEngine, tiny_llama
 from pelton.attention.invariant_backend import InvariantBackend
 from pelton.batch.derive import DerivedBatches, RowMap, token_range
 from pelton.batch.input_batch import InputBatch, PartOf
+from pelton.batch.prompt_embeds import PromptEmbedRows
 from pelton.batch.recurrent_states import RecurrentStates
 from pelton.batch.staged import StagedStep
 from pelton.core.kv.groups import group_layers
@@ -183,6 +184,9 @@ def test_layers_on_two_halves_equal_layers_on_the_whole(cuts):
     layers = model.kv_layers(4)
     torch.manual_seed(0)
     backend = InvariantBackend()
+    no_embeds = PromptEmbedRows(
+        device, is_enabled=False, max_tokens=0, hidden_size=1, dtype=torch.float32
+    )
     earlier = [torch.randn(40, 4, 2, 2, 16) for _ in layers]
 
     def run(pieces: list[InputBatch]) -> tuple[np.ndarray, list[np.ndarray]]:
@@ -202,7 +206,14 @@ def test_layers_on_two_halves_equal_layers_on_the_whole(cuts):
         )
         buffers = allocate_buffers(device, model.widths(), 64, torch.float32)
         executor = EagerExecutor(
-            device, model, state, WholeModel(device, model), buffers, kv, states, OneRank()
+            device,
+            model,
+            state,
+            WholeModel(device, model, no_embeds),
+            buffers,
+            kv,
+            states,
+            OneRank(),
         )
         hidden = []
         for piece in pieces:

@@ -366,7 +366,7 @@ class ToyEngine:
 
     def add(self, request_id: str, prompt: list[int], **options) -> Request:
         """Request options by name, everything else is a sampling parameter."""
-        names = ("priority", "cache_salt", "adapter", "prompt_embeds_digest", "eos_token_ids")
+        names = ("priority", "cache_salt", "adapter", "prompt_embeds", "eos_token_ids")
         own = {name: options.pop(name) for name in names if name in options}
         options.setdefault("seed", 7)
         request = Request(request_id, prompt, SamplingParams(**options), **own)

@@ -13,6 +13,7 @@ import pytest
 
 from pelton.config.params import SamplingParams
 from pelton.core.plan import LogprobRows
+from pelton.core.prompt_embeds import STORED_AS, PromptEmbeds
 from pelton.core.scheduler import SchedulerStats
 from pelton.errors import RequestError, RequestFailed
 from pelton.messages.codec import decode_from_engine, decode_to_engine, encode
@@ -32,11 +33,14 @@ from pelton.messages.logprobs import PackedRows, pack_rows, unpack_rows
 from pelton.messages.to_engine import (
     Abort,
     AddRequest,
+    PackedEmbeds,
     ResetPrefixCache,
     Shutdown,
     Start,
+    pack_embeds,
     pack_params,
     pack_token_ids,
+    unpack_embeds,
     unpack_token_ids,
 )
 
@@ -50,6 +54,7 @@ FAULT = Fault("request", "seed is wrong", "seed")
     [
         Start(1, b"abc", 20, {"a:B": {"c": "d:e"}}),
         AddRequest(2**40, "r", b"\1\0\0\0", {"n": 3, "logit_bias": {5: 1.0}}, (2,), -1, "salt"),
+        AddRequest(1, "r", b"", {}, embeds=PackedEmbeds("bfloat16", 2, b"abcd")),
         Abort(5, 3),
         ResetPrefixCache(),
         Shutdown(),
@@ -168,3 +173,16 @@ def test_without_the_server_extra():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "pelton[server]" in done.stdout
+
+
+@pytest.mark.parametrize("dtype", STORED_AS)
+def test_embeds(dtype):
+    rows = np.arange(6).reshape(2, 3).astype(STORED_AS[dtype])
+    message = AddRequest(1, "r", b"", {}, embeds=pack_embeds(PromptEmbeds(rows, dtype)))
+    arrived = decode_to_engine(encode(message))
+    assert isinstance(arrived, AddRequest)
+    assert arrived.embeds is not None
+    found = unpack_embeds(arrived.embeds)
+    assert found.dtype == dtype
+    assert found.rows.dtype == rows.dtype
+    assert (found.rows == rows).all()

@@ -21,16 +21,20 @@ def extend_hashes(request: Request, block_sizes: Sequence[int], num_tokens: int)
 def hash_of(request: Request, parent: bytes, start: int, end: int) -> bytes:
     """Of the block of tokens start..end, half-open."""
     tokens = request.token_ids[start:end].tobytes()
-    return hash_block(parent, tokens, _extra_keys(request, start))
+    return hash_block(parent, tokens, _extra_keys(request, start, end))
 
 
-def _extra_keys(request: Request, start: int) -> list[bytes]:
-    """What besides tokens decides the content of the block that starts at token `start`."""
+def _extra_keys(request: Request, start: int, end: int) -> list[bytes]:
+    """What besides tokens decides the content of the block of tokens start..end.
+
+    Of embeddings what the rows hold; where they stand, the placeholders among the tokens say.
+    """
     extras = []
     if start == 0 and request.cache_salt is not None:
         extras.append(extra_key("salt", request.cache_salt.encode()))
     if request.adapter is not None:
         extras.append(extra_key("adapter", request.adapter.encode()))
-    if request.prompt_embeds_digest is not None and start < request.prompt_len:
-        extras.append(extra_key("embeds", request.prompt_embeds_digest))
+    if request.prompt_embeds is not None and start < request.embeds_end:
+        digest = request.prompt_embeds.digest(request.token_ids[start:end])
+        extras.append(extra_key("embeds", digest))
     return extras

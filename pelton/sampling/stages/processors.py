@@ -15,7 +15,7 @@ def processors(tile: Tile) -> None:
     ends its own request: the row is noted in `tile.failed_rows`."""
     history, prompt_len, num_tokens = tile.history(), tile.prompt_len(), tile.positions + 1
     place = torch.arange(history.shape[1], device=history.device)
-    known = torch.where(place < num_tokens[:, None], history, -1)
+    known = torch.where(place < num_tokens[:, None], history, -1).clamp_(min=-1)
     for index, functions in tile.span.processors:
         row = ProcessedRow(known[index], prompt_len[index], num_tokens[index])
         try:

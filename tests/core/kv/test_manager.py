@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from pelton.config.params import SamplingParams
 from pelton.core.kv.manager import KVManager
 from pelton.core.kv.spec import KVGroup
 from pelton.core.plan import SlotRef
+from pelton.core.prompt_embeds import PromptEmbeds
 from pelton.core.request import Request
 from pelton.errors import ConfigError, IntegrityError, UnsupportedError
 
@@ -126,8 +128,6 @@ def test_hits_of_two_block_sizes_are_a_multiple_of_both():
         ({"cache_salt": "a"}, {"cache_salt": "b"}, 0),
         ({"cache_salt": "a"}, {"adapter": "a"}, 0),
         ({"adapter": "a"}, {"adapter": "a"}, 8),
-        ({"prompt_embeds_digest": b"a"}, {}, 0),
-        ({"prompt_embeds_digest": b"a"}, {"prompt_embeds_digest": b"a"}, 8),
     ],
 )
 def test_extra_keys(one, two, hits):
@@ -136,6 +136,43 @@ def test_extra_keys(one, two, hits):
     assert kv.admit(first)
     compute(kv, first)
     second = request(range(9), **two)
+    assert kv.admit(second)
+    assert second.num_computed_tokens == hits
+
+
+def embeds(*values):
+    """One row for each value."""
+    return PromptEmbeds(np.repeat(np.array(values, np.float32)[:, None], 3, 1), "float32")
+
+
+TEXT = (list(range(9)), None)
+ROWS = (list(range(-1, -10, -1)), embeds(*range(9)))
+MIX = ([-1, -2, 2, 3, 4, 5, -3, 7, 8], embeds(0, 1, 6))
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "hits"),
+    [
+        (ROWS, ROWS, 8),
+        (MIX, MIX, 8),
+        (ROWS, TEXT, 0),
+        (TEXT, ROWS, 0),
+        # What is behind a block does not count: equal prefixes are shared.
+        (ROWS, ([*range(-1, -6, -1), 5, 6, 7, 8], embeds(0, 1, 2, 3, 99)), 4),
+        (MIX, (MIX[0], embeds(0, 1, 99)), 4),
+        (MIX, (MIX[0], embeds(0, 99, 6)), 0),
+        # Two masks over equal rows and equal ids.
+        (MIX, ([-1, 1, -2, 3, 4, 5, -3, 7, 8], embeds(0, 1, 6)), 0),
+        (MIX, ([-1, -2, 2, 3, -3, 5, 6, 7, 8], embeds(0, 1, 6)), 4),
+        (([0, *MIX[0]], MIX[1]), MIX, 0),
+    ],
+)
+def test_embeddings_and_where_they_stand(one, two, hits):
+    kv = manager()
+    first = request(one[0], prompt_embeds=one[1])
+    assert kv.admit(first)
+    compute(kv, first)
+    second = request(two[0], prompt_embeds=two[1])
     assert kv.admit(second)
     assert second.num_computed_tokens == hits
 

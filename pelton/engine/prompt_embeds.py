@@ -1,0 +1,185 @@
+"""Embeddings as users bring them, made into what an engine takes. No torch."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pelton.checkpoint.safetensors_header import parse_safetensors_header
+from pelton.core.plan import Int32Array
+from pelton.core.prompt_embeds import STORED_AS, PromptEmbeds
+from pelton.core.request import as_token_ids
+from pelton.errors import CheckpointError, RequestError
+
+_Array = npt.NDArray[Any]
+_FIELD = "prompt_embeds"
+_SAFETENSORS = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
+# One tensor, and perhaps some metadata: a client's JSON is not to take long.
+_MAX_HEADER_BYTES = 2**16
+
+
+def read_prompt_embeds(data: bytes) -> PromptEmbeds:
+    """What a safetensors file of one tensor holds, whatever the tensor's name: [T, H] float16,
+    bfloat16, float32 or float64.
+
+    Nothing of it is code, and nothing is copied. Raises RequestError for everything else.
+    """
+    try:
+        tensors = parse_safetensors_header(io.BytesIO(data), _MAX_HEADER_BYTES)
+    except CheckpointError as error:
+        raise RequestError(
+            f"prompt_embeds must be a safetensors file; it {error}.", field=_FIELD
+        ) from None
+    if len(tensors) != 1:
+        raise RequestError(
+            f"prompt_embeds must be a safetensors file of 1 tensor, got {len(tensors)}.",
+            field=_FIELD,
+        )
+    ((name, tensor),) = tensors.items()
+    dtype = _SAFETENSORS.get(tensor.dtype)
+    if dtype is None:
+        raise RequestError(
+            f"prompt_embeds must be {', '.join(_SAFETENSORS)}, got {tensor.dtype} ({name!r}).",
+            field=_FIELD,
+        )
+    _check_shape(tensor.shape)
+    stored = np.dtype(STORED_AS[dtype]).newbyteorder("<")
+    rows = np.frombuffer(data, np.uint8)[tensor.start : tensor.end].view(stored)
+    return PromptEmbeds(rows.reshape(tensor.shape), dtype)
+
+
+def as_prompt_embeds(
+    given: Any, is_row: _Array | None, *, dtype: str, hidden_size: int, max_rows: int
+) -> PromptEmbeds:
+    """The rows that an engine of `dtype` and `hidden_size` is to compute on.
+
+    Args:
+        given: a tensor of torch, an array of numpy, or PromptEmbeds: [T, hidden_size], T at most
+            max_rows, of a floating dtype.
+        is_row: [T] bool, at least one true: the places of the prompt whose rows count; None: all.
+            `given` may then also have rows for these alone.
+
+    Raises RequestError naming what is wrong, and for numbers that are not finite in `dtype`: they
+    would make every later token of the request NaN.
+    """
+    rows = _floats(given, hidden_size, max_rows)
+    if is_row is not None:
+        num_wanted = int(is_row.sum())
+        if len(rows) == len(is_row):
+            rows = rows[is_row]
+        elif len(rows) != num_wanted:
+            raise RequestError(
+                f"prompt_embeds must have {len(is_row)} rows, one for each place of the prompt, or "
+                f"{num_wanted}, one for each False of prompt_is_token_ids; got {len(rows)}.",
+                field=_FIELD,
+            )
+    kept = _as_dtype(rows, dtype)
+    is_finite = np.isfinite(_widened(kept)).all(axis=1)
+    if not is_finite.all():
+        raise RequestError(
+            f"prompt_embeds must be finite in {dtype}; row {int(is_finite.argmin())} is not.",
+            field=_FIELD,
+        )
+    return kept
+
+
+def as_mix(ids: Any, is_token: Any) -> tuple[Int32Array, _Array]:
+    """(token ids [T], which places have embeddings [T]) of a prompt that has both, as users give
+    them.
+
+    Raises RequestError; ids beyond the vocabulary are for others to find.
+    """
+    if ids is None or is_token is None:
+        raise RequestError(
+            "a prompt of token ids and embeddings needs prompt_token_ids, prompt_embeds and "
+            "prompt_is_token_ids, a list that is true where a token id stands and false where an "
+            "embedding does.",
+            field="prompt_is_token_ids",
+        )
+    array = as_token_ids(ids)
+    is_token_np = np.asarray(is_token)
+    if is_token_np.shape != array.shape or is_token_np.dtype != np.bool_:
+        raise RequestError(
+            f"prompt_is_token_ids must be a list of {len(array)} booleans, one for each of "
+            f"prompt_token_ids, got {is_token_np.dtype} of shape {is_token_np.shape}.",
+            field="prompt_is_token_ids",
+        )
+    negative = array[is_token_np & (array < 0)]
+    if len(negative):
+        raise RequestError(
+            f"prompt_token_ids must not be negative where prompt_is_token_ids is true, got "
+            f"{int(negative[0])}.",
+            field="prompt_token_ids",
+        )
+    return array, ~is_token_np
+
+
+def _check_shape(shape: Sequence[int]) -> None:
+    if len(shape) != 2:
+        raise RequestError(
+            f"prompt_embeds must have 2 dimensions, [T, H], got {list(shape)}.", field=_FIELD
+        )
+
+
+def _floats(given: Any, hidden_size: int, max_rows: int) -> _Array:
+    """[T, H] float16, float32 or float64 with the values of what is given. Nothing that is too
+    large is copied."""
+    if isinstance(given, PromptEmbeds):
+        shape, name = given.rows.shape, given.dtype
+    elif isinstance(given, np.ndarray) or _is_tensor(given):
+        shape, name = tuple(given.shape), str(given.dtype).removeprefix("torch.")
+    else:
+        raise RequestError(
+            f"prompt_embeds must be a tensor or an array, got {type(given).__name__}.", field=_FIELD
+        )
+    if name not in STORED_AS:
+        raise RequestError(
+            f"prompt_embeds must be {', '.join(STORED_AS)}, got {name}.", field=_FIELD
+        )
+    _check_shape(shape)
+    if shape[1] != hidden_size:
+        raise RequestError(
+            f"prompt_embeds must have {hidden_size} columns, the model's hidden size, got "
+            f"{shape[1]}.",
+            field=_FIELD,
+        )
+    if not 1 <= shape[0] <= max_rows:
+        raise RequestError(
+            f"prompt_embeds may have 1 to {max_rows} rows (max_model_len, less a token of the "
+            f"answer), got {shape[0]}.",
+            field=_FIELD,
+        )
+    if isinstance(given, PromptEmbeds):
+        return _widened(given)
+    if isinstance(given, np.ndarray):
+        return given
+    given = given.detach().cpu()
+    floats: _Array = (given.float() if name == "bfloat16" else given).numpy()
+    return floats
+
+
+def _is_tensor(given: Any) -> bool:
+    """Of torch, which is not imported here: whoever has a tensor has done that."""
+    return type(given).__module__.partition(".")[0] == "torch" and hasattr(given, "detach")
+
+
+def _as_dtype(rows: _Array, dtype: str) -> PromptEmbeds:
+    """Rounded to nearest, ties to even. What is too large becomes infinite."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        if dtype != "bfloat16":
+            return PromptEmbeds(rows.astype(STORED_AS[dtype], copy=False), dtype)
+        bits = np.ascontiguousarray(rows, np.float32).view(np.uint32)
+        half = (bits >> 16 & 1) + np.uint32(0x7FFF)
+        is_nan = (bits & 0x7FFFFFFF) > 0x7F800000  # rounding could carry into the sign
+        return PromptEmbeds(np.where(is_nan, 0x7FC0, bits + half >> 16).astype(np.uint16), dtype)
+
+
+def _widened(embeds: PromptEmbeds) -> _Array:
+    """The same numbers as something that numpy calculates with."""
+    if embeds.dtype != "bfloat16":
+        return embeds.rows
+    return (embeds.rows.astype(np.uint32) << 16).view(np.float32)
