@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from compose.test_families import FAMILIES
 from support.embeds import FORMS, add_form, as_form, check_forms, own_rows, places_of
+from support.families import tiny_model
 from support.plain import KINDS, greedy, logprobs_of, plain_tokens, seeded
 from support.tiny import TinyEngine, oracle, prompts_of, tiny_llama
 
@@ -290,3 +292,28 @@ def test_refused_for_one_request_alone():
     assert outcomes[good].token_ids == plain_tokens(PROMPTS[3], greedy())
     narrow = engine.add(ids, greedy(), prompt_embeds=PromptEmbeds(embeds.rows[:, :7], "float32"))
     assert "48 columns of float32, got 7" in str(engine.run()[narrow].error)
+
+
+# Where a factor stands on token embeddings, before or after those that are given, and recurrence.
+@pytest.mark.parametrize(
+    ("name", "factor"),
+    [
+        ("Gemma3ForCausalLM", {}),
+        ("GraniteForCausalLM", {"embedding_multiplier": 3.0}),
+        ("GraniteMoeHybridForCausalLM", {"embedding_multiplier": 3.0}),
+        ("GptOssForCausalLM", {}),
+    ],
+)
+def test_families(name, factor):
+    family, values = FAMILIES[name]
+    folder = tiny_model(family, **{**values, **factor})
+    for chunk in (0, 3):
+        engine = TinyEngine(
+            folder,
+            device="fake",
+            enable_prompt_embeds=True,
+            long_prefill_token_threshold=chunk,
+            num_blocks=200,
+            **INVARIANT,
+        )
+        check_forms(engine, folder, PROMPTS[3:5], KINDS)
