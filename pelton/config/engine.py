@@ -54,7 +54,7 @@ class EngineArgs:
         memory that is not pinned, as where none can be).
     max_logprobs: most alternatives to a token that a request may ask for.
     enable_prompt_embeds: requests may bring embeddings in place of token ids. Whoever may send
-        them can have the model compute on any numbers.
+        them can make the model compute on any numbers.
     chat_template: a Jinja template, or a file that holds one, instead of the model's own.
     batch_invariant: select fixed-reduction kernels, so that a request's tokens do not depend on
         its neighbours, chunk sizes or prefix hits, bit for bit.
