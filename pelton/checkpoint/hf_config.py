@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from pelton.checkpoint.config_reader import ConfigReader
-from pelton.checkpoint.families.table import ARCHITECTURES, reader_of
+from pelton.checkpoint.families.pooled import pooled_family, read_family
+from pelton.checkpoint.families.table import ARCHITECTURES
 from pelton.checkpoint.gguf_config import gguf_generation_defaults, gguf_model_config
 from pelton.checkpoint.gguf_header import read_gguf_header
 from pelton.checkpoint.limits import MAX_VOCAB
@@ -41,7 +42,7 @@ def _architecture(config: ConfigReader) -> str:
         raise CheckpointError(f"{config.where}: the required key 'architectures' is missing.")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         raise config.wrong("architectures", "a list with one name")
-    if names[0] not in ARCHITECTURES:
+    if names[0] not in ARCHITECTURES and pooled_family(names[0]) is None:
         raise UnsupportedError(
             f"{config.where}: architecture {names[0]!r} is not supported."
             + known_names(names[0], ARCHITECTURES)
@@ -88,7 +89,7 @@ def read_model_config(
         where += f" with hf_overrides of {', '.join(overrides)}"
     config = ConfigReader({**_load_json(checkpoint.config_path), **overrides}, where)
     architecture = _architecture(config)
-    model = reader_of(architecture)(config, _checkpoint_dtype(config, checkpoint))
+    model = read_family(architecture, config, _checkpoint_dtype(config, checkpoint))
     # eos_token_id and its kin are read below, by read_generation_defaults, without overrides.
     for key in overrides:
         if key not in config.read:

@@ -9,6 +9,7 @@ from pelton.config.cache import CacheConfig
 from pelton.config.graphs import GraphsConfig
 from pelton.config.memory import MemoryTable
 from pelton.config.model import GenerationDefaults, ModelConfig
+from pelton.config.pooling import PoolingConfig
 from pelton.config.quant import QuantConfig
 from pelton.config.scheduler import SchedulerConfig
 from pelton.config.sizes import Bytes, Tokens, read_sizes
@@ -21,6 +22,8 @@ class EngineArgs:
     and bytes may also be texts such as "32k", "32K", "4GiB" or "auto": see config/sizes.py.
 
     model: folder, GGUF file, hub id ("org/name"), or None for the embedded model.
+    runner: "generate" (tokens) | "pooling" (embeddings, scores) | "auto": what the checkpoint is
+        for; one of sentence-transformers, or without a head for tokens, is pooled.
     tokenizer: folder, GGUF file or hub id with another tokenizer than the model's.
     revision: branch, tag or commit of a hub id.
     hf_token: of an account of the hub, for what is not open to all.
@@ -80,6 +83,7 @@ class EngineArgs:
     """
 
     model: str | None = None
+    runner: str = "auto"
     tokenizer: str | None = None
     revision: str | None = None
     hf_token: str | None = None
@@ -150,6 +154,12 @@ class EngineConfig:
     staging_mode: str = "auto"
     quantization: QuantConfig = field(default_factory=QuantConfig)
     enable_prompt_embeds: bool = False
+    pooling: PoolingConfig = field(default_factory=PoolingConfig)
+
+    @property
+    def pools(self) -> bool:
+        """Whether requests get vectors and scores, and none gets tokens."""
+        return bool(self.pooling.tasks)
 
     @property
     def num_speculative_tokens(self) -> int:

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+Classifier = Literal["", "text", "token"]
+Activation = Literal["softmax", "sigmoid", "identity"]
 LayerKind = Literal["full", "window", "recurrent"]
 RopeKind = Literal["default", "linear", "llama3", "yarn", "longrope"]
 
@@ -106,6 +108,9 @@ class ModelConfig:
         of their products. shared_intermediate_size: of a network that all tokens go through beside
         their experts; 0 = none. swiglu_limit, swiglu_alpha: of the experts' clamped activation
         (ops/moe).
+    has_lm_head: whether it ends in logits of tokens, as an engine that generates needs it; else in
+        hidden states, or in a classifier of whole texts or of their tokens, into num_labels classes
+        (a "token" one has a bias), whose scores become probabilities by label_activation.
     """
 
     architecture: str
@@ -150,6 +155,10 @@ class ModelConfig:
     residual_multiplier: float = 1.0
     logits_divisor: float = 1.0
     mamba2: Mamba2Config | None = None
+    has_lm_head: bool = True
+    classifier: Classifier = ""
+    num_labels: int = 0
+    label_activation: Activation = "softmax"
 
     def layer_kind(self, index: int) -> LayerKind:
         return self.layer_kinds[index] if self.layer_kinds else "full"

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pelton.config.params import SamplingParams
+from pelton.config.pooling import PoolingParams
 from pelton.core.prompt_embeds import PromptEmbeds
 
 Int32Array = npt.NDArray[np.int32]
@@ -23,6 +24,7 @@ NAN_LOGITS = 1  # the row's largest logit is NaN or +inf
 ALL_MASKED = 2  # no token is legal
 BAD_TOKEN = 3  # the sampled id is outside [0, vocab)
 PROCESSOR_FAILED = 4  # a logits processor of the request's raised
+NAN_POOLED = 5  # a number of the row's pooled result is NaN or infinite
 
 
 class SlotRef(NamedTuple):
@@ -68,6 +70,7 @@ class NewRow:
     block_ids: one [num_blocks] array per KV group: the row's whole block table.
     restores: copies from host pages to some of these blocks, before the step's forward pass.
     seed: of the request's noise, in [-2**63, 2**63).
+    pooling: what is made of its hidden states, of a request that yields no tokens.
     state_blocks: of the checkpoint that holds its recurrent state after num_computed_tokens tokens,
         to be read before anything else of the step; empty where there is none.
     """
@@ -81,6 +84,7 @@ class NewRow:
     params: SamplingParams
     seed: int
     eos_token_ids: tuple[int, ...] = ()
+    pooling: PoolingParams | None = None
     state_blocks: Int32Array = field(default_factory=lambda: NO_BLOCKS)
     restores: PageCopies = NO_COPIES
     prompt_embeds: PromptEmbeds | None = None
@@ -189,6 +193,8 @@ class StepResult:
     num_sampled: [B], 0 in mid-prefill. status: [B], OK or a reason from the list above.
     num_proposed: [B], drafts that the row has for its next step, or None: K each.
     prompt_logprobs: of asking rows, whose first query token is at position p: p + 1 and on.
+    pooled: batch row -> float32 of a pooling request's row: [D] when its last token was computed;
+        for a task of tokens [t, D] in each step, of the t query tokens that its method takes.
     failed: rows that could not be added or run, with the exception; their other fields are void.
     """
 
@@ -199,4 +205,5 @@ class StepResult:
     logprobs: LogprobRows | None = None
     num_proposed: Int32Array | None = None
     prompt_logprobs: LogprobRows | None = None
+    pooled: dict[int, Float32Array] = field(default_factory=dict)
     failed: dict[SlotRef, Exception] = field(default_factory=dict)

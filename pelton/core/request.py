@@ -11,14 +11,19 @@ import numpy as np
 import numpy.typing as npt
 
 from pelton.config.params import SamplingParams
+from pelton.config.pooling import PoolingParams
 from pelton.core.kv.block_pool import Block
 from pelton.core.kv.host_pages import SavedKV
 from pelton.core.plan import Int32Array, SlotRef
+from pelton.core.pooled import Pooled
 from pelton.core.prompt_embeds import PromptEmbeds, end_of_rows
 from pelton.core.prompt_logprobs import PromptLogprobs
 from pelton.errors import RequestError
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+
+# What a request that yields no tokens asks of the sampler.
+_NOTHING = SamplingParams(temperature=0.0, detokenize=False)
 
 
 class RequestStatus(enum.Enum):
@@ -43,6 +48,8 @@ class Request:
             its placeholder (core/prompt_embeds.py).
         prompt_embeds: these embeddings, or None. Whoever only keeps a request's record may let go
             of them.
+        params: of sampling; or of pooling, completed by the engine's PoolingConfig. A request that
+            pools yields no tokens and ends with its prompt; its params then ask for nothing.
         priority: lower is served first, under policy "priority".
         cache_salt: requests with different salts share no cached block.
         adapter: what else decides the keys and values, or None.
@@ -67,6 +74,7 @@ class Request:
         "adapter",
         "admitted_at",
         "arrival",
+        "awaited_pooled",
         "awaited_prompt_logprobs",
         "block_capacity",
         "block_hashes",
@@ -91,6 +99,7 @@ class Request:
         "num_preemptions",
         "num_tokens",
         "params",
+        "pooling",
         "prefill_len",
         "priority",
         "prompt_embeds",
@@ -108,7 +117,7 @@ class Request:
         self,
         request_id: str,
         prompt_token_ids: Int32Array | Sequence[int],
-        params: SamplingParams,
+        params: SamplingParams | PoolingParams,
         *,
         priority: int = 0,
         cache_salt: str | None = None,
@@ -118,6 +127,8 @@ class Request:
         seed: int | None = None,
     ) -> None:
         self.request_id = request_id
+        self.pooling = params if isinstance(params, PoolingParams) else None
+        params = _NOTHING if isinstance(params, PoolingParams) else params
         self.params = params
         self.priority = priority
         self.cache_salt = cache_salt
@@ -143,6 +154,10 @@ class Request:
         """Until they are complete, and handed out with the first output token."""
         if params.prompt_logprobs is not None:
             self.awaited_prompt_logprobs = PromptLogprobs(params.prompt_logprobs)
+        self.awaited_pooled: Pooled | None = None
+        """What has come of its result, of a request that pools."""
+        if self.pooling is not None:
+            self.awaited_pooled = Pooled(is_per_token=self.pooling.is_per_token)
         self.prefill_len = 0
         self.num_computed_tokens = 0
         self.num_confirmed_tokens = 0
@@ -182,10 +197,17 @@ class Request:
     @property
     def max_prefix_hit(self) -> int:
         """Tokens that need not be computed again if their KV is at hand: the last one is computed
-        for its logits, and so is every one whose logits a prompt log-probability needs."""
+        for its logits, and so is every one whose logits a prompt log-probability needs, or whose
+        hidden state is to be pooled."""
+        if self.pooling is not None and self.pooling.sees_all_tokens:
+            return 0
         if self.awaited_prompt_logprobs is not None:
             return self.awaited_prompt_logprobs.num_known
         return self.num_tokens - 1
+
+    @property
+    def yields_tokens(self) -> bool:
+        return self.pooling is None
 
     @property
     def num_output_tokens(self) -> int:
@@ -254,10 +276,11 @@ def check_request(request: Request, *, max_model_len: int, vocab_size: int) -> N
         raise RequestError(
             "prompt_token_ids must hold at least 1 token, got 0.", field="prompt_token_ids"
         )
-    if length + 1 > max_model_len:
+    most = max_model_len - 1 if request.yields_tokens else max_model_len
+    if length > most:
         raise RequestError(
             f"The prompt has {length} tokens; with max_model_len={max_model_len} it may have "
-            f"{max_model_len - 1}. Shorten it or raise max_model_len.",
+            f"{most}. Shorten it or raise max_model_len.",
             field="prompt_token_ids" if embeds is None else "prompt_embeds",
         )
     ids: npt.NDArray[np.signedinteger] = request.known_token_ids

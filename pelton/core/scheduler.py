@@ -28,9 +28,11 @@ from pelton.core.plan import (
     ALL_MASKED,
     BAD_TOKEN,
     NAN_LOGITS,
+    NAN_POOLED,
     OK,
     PROCESSOR_FAILED,
     BlockAppend,
+    Float32Array,
     LogprobRows,
     NewRow,
     SlotRef,
@@ -55,6 +57,7 @@ _STATUS_TEXT = {
     ALL_MASKED: "no token is legal",
     BAD_TOKEN: "the sampled id is outside the vocabulary",
     PROCESSOR_FAILED: "a logits processor raised an exception; the log has it",
+    NAN_POOLED: "the model's hidden states are not finite",
 }
 
 
@@ -68,6 +71,7 @@ class RequestUpdate:
         for an end-of-sequence token; error: why, where the reason is "error".
     prompt_logprobs: with the first token of a request that asked: [prompt_len - 1] rows, of its
         prompt's tokens from the second on.
+    pooled: with the end of a request that pools: [D], or for a task of tokens [T, D].
     """
 
     request: Request
@@ -78,6 +82,7 @@ class RequestUpdate:
     prompt_logprobs: LogprobRows | None = None
     stop_reason: int | None = None
     error: Exception | None = None
+    pooled: Float32Array | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +215,9 @@ class Scheduler:
         self._validate(request)
         max_tokens = request.params.max_tokens
         request.max_total_len = self._max_len
-        if max_tokens is not None:
+        if not request.yields_tokens:
+            request.max_total_len = request.prompt_len
+        elif max_tokens is not None:
             request.max_total_len = min(self._max_len, request.prompt_len + max_tokens)
         if request.arrival < 0:
             request.arrival = self._num_arrivals
@@ -353,7 +360,7 @@ class Scheduler:
             if computed < request.prefill_len:
                 num_drafts = 0
                 count = self._chunk(request, want, draft)
-                samples = count == want
+                samples = count == want and request.yields_tokens
             else:
                 # Here one token is wanted, and drafts. The last possible token needs no KV, so no
                 # position from there on is of use. What is computed is an upper bound while drafts
@@ -452,6 +459,7 @@ class Scheduler:
                     num_computed_tokens=num_computed,
                     block_ids=tuple(block_ids(table) for table in request.blocks),
                     params=request.params,
+                    pooling=request.pooling,
                     seed=request.seed,
                     eos_token_ids=request.eos_token_ids,
                     state_blocks=admission.state_blocks,
@@ -463,7 +471,7 @@ class Scheduler:
             )
             want = request.num_tokens - num_computed
             count = self._chunk(request, want, draft)
-            draft.give(request, count, 0, samples=count == want)
+            draft.give(request, count, 0, samples=count == want and request.yields_tokens)
 
     def update(self, plan: StepPlan, result: StepResult) -> list[RequestUpdate]:
         """Book the result of the oldest plan in flight.
@@ -531,6 +539,8 @@ class Scheduler:
         awaited = request.awaited_prompt_logprobs
         if awaited is not None and result.prompt_logprobs is not None:
             awaited.add(plan.num_computed_bound[row] + 1, result.prompt_logprobs, row)
+        if request.awaited_pooled is not None:
+            return self._book_pooled(request, int(plan.num_computed_bound[row]), result, row)
         if not plan.samples[row]:
             if request.num_confirmed_tokens >= request.next_settle_length:
                 self._kv.settle(request, request.num_confirmed_tokens)
@@ -565,6 +575,23 @@ class Scheduler:
             update.prompt_logprobs = awaited.joined()
             request.awaited_prompt_logprobs = None
         return update
+
+    def _book_pooled(
+        self, request: Request, position: int, result: StepResult, row: int
+    ) -> RequestUpdate | None:
+        """What a step made of a pooling request's tokens from `position` on."""
+        awaited = request.awaited_pooled
+        assert awaited is not None
+        values = result.pooled.get(row)
+        if values is not None:
+            awaited.add(position, values)
+        if request.num_confirmed_tokens >= request.next_settle_length:
+            self._kv.settle(request, request.num_confirmed_tokens)
+        if request.num_confirmed_tokens < request.prompt_len:
+            return None
+        pooled = awaited.joined()
+        self._finish(request, "stop")
+        return RequestUpdate(request, [], 0, 0, "stop", pooled=pooled)
 
     def _release_restored(self, plan: StepPlan) -> None:
         """The plan's step has ended: what was to be restored in it is where it should be."""
@@ -767,6 +794,9 @@ class Scheduler:
             and request.num_in_flight_min == num_steps,
             f"{request} counts other tokens in flight than there are",
         )
+        if not request.yields_tokens:
+            _check(request.num_confirmed_tokens < request.prompt_len, f"{request} is past its end")
+            return
         _check(
             request.num_confirmed_tokens < request.num_tokens < request.max_total_len,
             f"{request} is past its end",
@@ -853,6 +883,8 @@ class _Draft:
             request.num_in_flight_min += 1
             if request.is_drained:
                 self.drained.append(request)
+        elif not request.yields_tokens and request.num_computed_tokens == request.prompt_len:
+            self.drained.append(request)
 
     def give_plain(self, running: list[Request], first: int) -> int:
         """Schedule one token of each request from `first` on, up to one that asks for more thought:

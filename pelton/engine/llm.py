@@ -7,20 +7,28 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
-
-from tqdm import tqdm
 
 from pelton.config.engine import EngineArgs, EngineConfig
 from pelton.config.names import known_names
 from pelton.config.params import SamplingParams
+from pelton.config.pooling import PoolingParams, Task, wrong_runner
 from pelton.core.scheduler import SchedulerStats
 from pelton.engine.answers import as_request_failure, failed_output
+from pelton.engine.calls import Asked, Call, Output, Progress, one_each
 from pelton.engine.interrupts import InterruptsBetweenSteps
 from pelton.engine.loop import EngineLoop, Updates
 from pelton.engine.open_requests import OpenRequests
-from pelton.engine.outputs import RequestOutput
+from pelton.engine.outputs import (
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    Pooled,
+    PoolingOutput,
+    PoolingRequestOutput,
+    RequestOutput,
+)
+from pelton.engine.pooled_requests import PooledRequests, failed_pooling
 from pelton.engine.prompts import Prompt, PromptReader, load_template, load_tokenizer_of
 from pelton.errors import ConfigError, EngineError, PeltonError, RequestError
 from pelton.setup.check import check
@@ -30,6 +38,7 @@ from pelton.worker.facts import device_facts
 from pelton.worker.worker import Worker
 
 Params = SamplingParams | Sequence[SamplingParams] | None
+PoolingAsked = PoolingParams | Sequence[PoolingParams] | None
 
 
 class LLM:
@@ -66,6 +75,7 @@ class LLM:
         self.config = worker.config
         self._loop = EngineLoop(self.config, worker)
         self._open = OpenRequests(self._loop.add, self._loop.abort, self._tokenizer)
+        self._pooled = PooledRequests(self._loop.add, self._loop.abort)
         self._reader = PromptReader(self.config, self._tokenizer)
         self._ids = itertools.count()
         self._lock = threading.Lock()
@@ -108,51 +118,112 @@ class LLM:
         many: Sequence[Prompt] = [prompts] if is_single else _as_prompts(prompts)  # type: ignore[list-item]
         params = self._params_for(many, sampling_params)
         self._check_priority(priority, len(many))
+        call = self._call(params, priority)
         with self._lock:
-            return self._generate(many, params, priority, use_tqdm, is_single=is_single)
+            return self._run(call, many, use_tqdm, is_single=is_single)
 
-    def _generate(
+    def embed(
         self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingAsked = None,
+        *,
+        use_tqdm: bool = True,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """A vector for each prompt; see `encode`."""
+        return [
+            _of_kind(output, EmbeddingOutput(output.outputs.data.tolist()))
+            if output.outputs is not None
+            else _of_kind(output, None)
+            for output in self.encode(
+                prompts,
+                pooling_params,
+                task="embed",
+                use_tqdm=use_tqdm,
+                truncate_prompt_tokens=truncate_prompt_tokens,
+            )
+        ]
+
+    def encode(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingAsked = None,
+        *,
+        task: Task | None = None,
+        use_tqdm: bool = True,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """Pool prompts; outputs are in the prompts' order, as float32 arrays.
+
+        Args:
+            prompts: as `generate` takes them.
+            pooling_params: for all prompts, or one for each; None: the model's defaults.
+            task, truncate_prompt_tokens: of those that have none of their own.
+
+        Raises RequestError as `generate` does: for a lone prompt, or an engine that generates.
+        """
+        is_single = isinstance(prompts, (str, Mapping))
+        many: Sequence[Prompt] = [prompts] if is_single else _as_prompts(prompts)  # type: ignore[list-item]
+        if not self.config.pools:
+            raise wrong_runner(pools=False)
+        asked = [
+            dataclasses.replace(
+                one,
+                task=one.task or task,
+                truncate_prompt_tokens=(
+                    truncate_prompt_tokens
+                    if one.truncate_prompt_tokens is None
+                    else one.truncate_prompt_tokens
+                ),
+            )
+            for one in one_each("pooling_params", PoolingParams, pooling_params, len(many))
+        ]
+        call = Call(self._reader.read_pooled, self._pooled, failed_pooling, asked, None)
+        with self._lock:
+            return self._run(call, many, use_tqdm, is_single=is_single)
+
+    def _run(
+        self,
+        call: Call[Asked, Output],
         many: Sequence[Prompt | RequestError],
-        params: Sequence[SamplingParams],
-        priority: Sequence[int] | None,
         use_tqdm: bool,
         *,
         is_single: bool,
-    ) -> list[RequestOutput]:
+    ) -> list[Output]:
         if self._is_closed:
             raise EngineError("this LLM is closed; make a new one.")
-        progress = _Progress(len(many), lambda: self.stats.num_generated_tokens, use_tqdm)
+        progress: Progress[Output] = Progress(
+            len(many), lambda: self.stats.num_generated_tokens, use_tqdm
+        )
         outputs = progress.outputs
         with InterruptsBetweenSteps() as interrupts, progress:
             try:
-                for index, (prompt, one) in enumerate(zip(many, params)):
+                for index, (prompt, one) in enumerate(zip(many, call.params)):
                     interrupts.check()
                     request_id = str(next(self._ids))
                     text = prompt if isinstance(prompt, str) else None
                     try:
                         if isinstance(prompt, RequestError):
                             raise prompt
-                        request, text = self._reader.read(
-                            request_id, prompt, one, priority=priority[index] if priority else 0
-                        )
-                        self._open.open(request, text)
+                        priority = call.priority[index] if call.priority else 0
+                        request, text = call.read(request_id, prompt, one, priority=priority)
+                        call.opened.open(request, text)
                     except Exception as error:
                         if is_single:
                             raise
                         if not isinstance(error, PeltonError):
                             error = as_request_failure(request_id, error)
-                        progress.end(index, failed_output(request_id, text, error))
+                        progress.end(index, call.failed(request_id, text, error))
                         continue
                     progress.places[request_id] = index
                     # Long lists of prompts: the device works while they are read.
-                    self._book(self._loop.advance(), progress)
-                while self._open:
+                    _book(call, self._loop.advance(), progress)
+                while call.opened:
                     interrupts.check()
-                    self._book(self._loop.step(), progress)
+                    _book(call, self._loop.step(), progress)
             finally:
                 # Ctrl-C, or the device is gone: what is left must not run in the next call.
-                self._open.abort_all()
+                call.opened.abort_all()
         assert all(output is not None for output in outputs)
         return outputs  # type: ignore[return-value]
 
@@ -198,9 +269,9 @@ class LLM:
                 prompts.append(error)
                 continue
             prompts.append({"prompt": text, "prompt_token_ids": tokenizer.encode_chat(text)})
-        params = self._params_for(prompts, sampling_params)
+        call = self._call(self._params_for(prompts, sampling_params), None)
         with self._lock:
-            return self._generate(prompts, params, None, use_tqdm, is_single=is_single)
+            return self._run(call, prompts, use_tqdm, is_single=is_single)
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False while requests are running."""
@@ -245,55 +316,32 @@ class LLM:
     def _params_for(self, prompts: Sequence[object], params: Params) -> Sequence[SamplingParams]:
         if params is None:
             params = self.get_default_sampling_params()
-        if isinstance(params, SamplingParams):
-            return [params] * len(prompts)
-        params = list(params) if isinstance(params, Sequence) else [params]
-        if len(params) != len(prompts) or not all(isinstance(p, SamplingParams) for p in params):
-            raise RequestError(
-                f"sampling_params must be one SamplingParams, or one per prompt ({len(prompts)}); "
-                f"got {len(params)} of {type(params[0]).__name__ if params else 'nothing'}.",
-                field="sampling_params",
-            )
-        return params
+        return one_each("sampling_params", SamplingParams, params, len(prompts))
 
-    def _book(self, updates: Updates, progress: _Progress) -> None:
-        for output in self._open.take(updates):
-            progress.end(progress.places[output.request_id], output)
+    def _call(
+        self, params: Sequence[SamplingParams], priority: Sequence[int] | None
+    ) -> Call[SamplingParams, RequestOutput]:
+        return Call(self._reader.read, self._open, failed_output, params, priority)
 
 
-class _Progress:
-    """Of one call: outputs in the prompts' order, and a bar.
+def _book(call: Call[Asked, Output], updates: Updates, progress: Progress[Output]) -> None:
+    for output in call.opened.take(updates):
+        progress.end(progress.places[output.request_id], output)
 
-    places: of requests, by id. num_tokens: that were ever generated.
-    """
 
-    def __init__(self, num_prompts: int, num_tokens: Callable[[], int], has_bar: bool) -> None:
-        self.outputs: list[RequestOutput | None] = [None] * num_prompts
-        self.places: dict[str, int] = {}
-        self._num_tokens, self._num_before = num_tokens, num_tokens()
-        self._started = time.perf_counter()
-        self._bar = tqdm(
-            total=num_prompts,
-            disable=not has_bar,
-            desc="Prompts",
-            unit="prompt",
-            dynamic_ncols=True,
-        )
-
-    def end(self, place: int, output: RequestOutput) -> None:
-        self.outputs[place] = output
-        if self._bar.disable:
-            return
-        self._bar.update()
-        num_tokens = self._num_tokens() - self._num_before
-        rate = num_tokens / (time.perf_counter() - self._started)
-        self._bar.set_postfix_str(f"{rate:.1f} output tokens/s", refresh=False)
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *exception: object) -> None:
-        self._bar.close()
+def _of_kind(
+    output: PoolingRequestOutput[PoolingOutput], outputs: Pooled | None
+) -> PoolingRequestOutput[Pooled]:
+    """The same request, its data as what was asked for."""
+    return PoolingRequestOutput(
+        request_id=output.request_id,
+        prompt=output.prompt,
+        prompt_token_ids=output.prompt_token_ids,
+        outputs=outputs,
+        finished=output.finished,
+        num_cached_tokens=output.num_cached_tokens,
+        error=output.error,
+    )
 
 
 def _as_prompts(prompts: object) -> list[Prompt]:

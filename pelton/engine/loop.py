@@ -6,6 +6,7 @@ import time
 from collections import deque
 
 from pelton.config.engine import EngineConfig
+from pelton.config.pooling import wrong_runner
 from pelton.core.plan import LogprobRows, StepPlan
 from pelton.core.request import Request
 from pelton.core.scheduler import RequestUpdate, Scheduler
@@ -35,6 +36,7 @@ class EngineLoop:
             num_speculative_tokens=config.num_speculative_tokens,
             move_costs=worker.move_costs,
         )
+        self._pools = config.pools
         self._worker = worker
         self._depth = config.scheduler.max_steps_in_flight
         if worker.device.runs_inline:
@@ -45,6 +47,8 @@ class EngineLoop:
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises RequestError if it can never run."""
+        if request.yields_tokens == self._pools:
+            raise wrong_runner(pools=self._pools)
         load_processors(request.params.processors)  # refused here, not in the midst of a step
         self.scheduler.add(request)
         self._is_checked = False

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
-from pelton.core.plan import Int32Array
+from pelton.core.plan import Float32Array, Int32Array
 from pelton.sampling.logprobs import Logprob
 
 
@@ -112,3 +113,60 @@ class RequestOutput:
     num_cached_tokens: int = 0
     error: Exception | None = None
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+
+
+@dataclass(slots=True)
+class PoolingOutput:
+    """data: float32, [D] for a whole prompt, [T, D] for T of its tokens."""
+
+    data: Float32Array
+
+
+@dataclass(slots=True)
+class EmbeddingOutput:
+    """embedding: as many numbers as the model has, or as `dimensions` asked for."""
+
+    embedding: list[float]
+
+
+@dataclass(slots=True)
+class ClassificationOutput:
+    """probs: of each class; its score, where no activation was asked for."""
+
+    probs: list[float]
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.probs)
+
+
+@dataclass(slots=True)
+class ScoringOutput:
+    """score: how well the two texts of a pair go together; higher is better."""
+
+    score: float
+
+
+Pooled = TypeVar("Pooled", PoolingOutput, EmbeddingOutput, ClassificationOutput, ScoringOutput)
+
+
+@dataclass(slots=True)
+class PoolingRequestOutput(Generic[Pooled]):
+    """One request of a pooling engine.
+
+    outputs: what was asked for; None if it failed, and error says why. num_cached_tokens: prompt
+    tokens that the prefix cache provided.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: Pooled | None = None
+    finished: bool = False
+    num_cached_tokens: int = 0
+    error: Exception | None = None
+
+
+EmbeddingRequestOutput = PoolingRequestOutput[EmbeddingOutput]
+ClassificationRequestOutput = PoolingRequestOutput[ClassificationOutput]
+ScoringRequestOutput = PoolingRequestOutput[ScoringOutput]

@@ -13,6 +13,7 @@ from pelton.checkpoint.gguf_header import read_gguf_header
 from pelton.checkpoint.source import resolve_checkpoint
 from pelton.config.engine import EngineArgs, EngineConfig
 from pelton.config.params import SamplingParams
+from pelton.config.pooling import NEEDS_TOKEN_IDS, PoolingParams, wrong_runner
 from pelton.config.reasons import reason_of
 from pelton.core.plan import Int32Array
 from pelton.core.prompt_embeds import PromptEmbeds, placeholders
@@ -74,6 +75,8 @@ class PromptReader:
 
         Raises RequestError naming field, value and limit.
         """
+        if self._config.pools:
+            raise wrong_runner(pools=True)
         parts = self._parts(prompt)
         self._check_params(params)
         params = self._with_bad_words(params)
@@ -87,6 +90,46 @@ class PromptReader:
             prompt_embeds=parts.embeds,
         )
         return request, parts.text
+
+    def read_pooled(
+        self, request_id: str, prompt: Prompt, params: PoolingParams, *, priority: int = 0
+    ) -> tuple[Request, str | None]:
+        """As `read`, of a request that is pooled."""
+        pooling = self._config.pooling
+        params = pooling.complete(params)
+        parts = self._parts(prompt)
+        if parts.embeds is not None and NEEDS_TOKEN_IDS in pooling.needs(params.method or ""):
+            raise RequestError(
+                f"method={params.method!r} needs the ids of all tokens, and prompt_embeds have "
+                "none; give prompt_token_ids.",
+                field="prompt_embeds",
+            )
+        request = Request(
+            request_id,
+            self._truncated(parts, params),
+            params,
+            priority=priority,
+            cache_salt=parts.salt,
+            prompt_embeds=parts.embeds,
+        )
+        return request, parts.text
+
+    def _truncated(self, parts: _Parts, params: PoolingParams) -> Int32Array | Sequence[int]:
+        """The prompt's ids, cut if that was asked for."""
+        asked, most = params.truncate_prompt_tokens, self._config.max_model_len
+        if asked is None:
+            return parts.ids
+        if asked > most:
+            raise RequestError(
+                f"truncate_prompt_tokens must be at most max_model_len={most}, got {asked}.",
+                field="truncate_prompt_tokens",
+            )
+        if parts.embeds is not None:
+            raise RequestError(
+                "truncate_prompt_tokens cuts text and token ids, not prompt_embeds.",
+                field="truncate_prompt_tokens",
+            )
+        return parts.ids[: most if asked == -1 else asked]
 
     def _parts(self, prompt: Prompt) -> _Parts:
         if isinstance(prompt, str):
@@ -145,7 +188,7 @@ class PromptReader:
             is_row,
             dtype=self._config.dtype,
             hidden_size=self._config.model.hidden_size,
-            max_rows=self._config.max_model_len - 1,
+            max_rows=self._config.max_model_len - (not self._config.pools),
         )
         if is_row is None:
             return placeholders(np.ones(len(embeds), np.bool_)), embeds

@@ -24,6 +24,7 @@ from pelton.layers.mamba2 import Mamba2
 from pelton.layers.mlp import GatedMLP
 from pelton.layers.moe import SparseMLP
 from pelton.layers.parameter import Parameter
+from pelton.layers.pooled_output import PooledOutput
 from pelton.ops import lm_head_sample
 from pelton.ops.registry import bind
 
@@ -59,6 +60,23 @@ class Decoder:
         self.num_layers = config.num_layers
         self.embedding = Embedding(build, config.vocab_size, config.hidden_size)
         self.layers = [DecoderLayer(build, config, i) for i in range(config.num_layers)]
+        if not config.has_lm_head:
+            self.vocab_shard_size = 0
+            self.pooled = PooledOutput(
+                build,
+                config.hidden_size,
+                norm_eps=config.rms_norm_eps,
+                num_labels=config.num_labels,
+                has_bias=config.classifier == "token",
+            )
+        else:
+            self._build_head(build)
+        # As the checkpoint's authors have it: rounded to the weights' type first.
+        multiplier = torch.tensor(config.embedding_multiplier, dtype=build.dtype)
+        self._embedding_multiplier = float(multiplier)
+
+    def _build_head(self, build: BuildContext) -> None:
+        config = self.config
         tied = self.embedding.weight if config.tie_word_embeddings else None
         self.output = Head(
             build, config.vocab_size, config.hidden_size, norm_eps=config.rms_norm_eps, tied=tied
@@ -74,14 +92,14 @@ class Decoder:
             softcap=config.final_softcap,
             batch_invariant=build.batch_invariant,
         )
-        # As the checkpoint's authors have it: rounded to the weights' type first.
-        multiplier = torch.tensor(config.embedding_multiplier, dtype=build.dtype)
-        self._embedding_multiplier = float(multiplier)
 
     def parameters(self) -> dict[str, Parameter]:
-        named = {"embed.weight": self.embedding.weight, "norm.weight": self.output.norm}
+        named = {"embed.weight": self.embedding.weight}
         for index, layer in enumerate(self.layers):
             named.update(layer.parameters(f"layers.{index}"))
+        if not self.config.has_lm_head:
+            return {**named, **self.pooled.parameters()}
+        named["norm.weight"] = self.output.norm
         if not self.output.is_tied:
             named["head.weight"] = self.output.weight
         return named
@@ -90,6 +108,9 @@ class Decoder:
         self.embedding.bind()
         for layer in self.layers:
             layer.bind()
+        if not self.config.has_lm_head:
+            self.pooled.bind()
+            return
         # Before the head, which frees its weight once all have their packed copy.
         self._draw = bind(
             "lm_head_sample",
@@ -163,3 +184,12 @@ class Decoder:
         out_status: torch.Tensor,
     ) -> None:
         self._draw(len(indices), hidden, indices, rows, logits, out_ids, out_status)
+
+    def final(self, hidden: torch.Tensor, out: torch.Tensor) -> None:
+        self.pooled.run_norm(hidden, out)
+
+    def project(self, features: torch.Tensor) -> torch.Tensor:
+        return features
+
+    def classify(self, features: torch.Tensor) -> torch.Tensor:
+        return self.pooled.classify(features)

@@ -17,7 +17,8 @@ from pelton.ops.lm_head_sample import DrawRows
 
 
 class Model(Protocol):
-    """A decoder. `embed`, `run_layers` and `head` run inside launches and write into given memory.
+    """A decoder. `embed`, `run_layers`, `head` and their kin run inside launches, and write into
+    given memory where they are given some.
 
     A pipeline stage runs a range of layers; `taps` are layer indices whose input hidden states a
     drafter wants; `rows` restricts the work to a row subset. Both are empty in plain generation.
@@ -72,4 +73,17 @@ class Model(Protocol):
         out_status: torch.Tensor,
     ) -> None:
         """The head and a draw in one, as ops/lm_head_sample says; for a rank with all logits."""
+        ...
+
+    def final(self, hidden: torch.Tensor, out: torch.Tensor) -> None:
+        """hidden: [N, H] behind the last layer -> out: [N, H], what is pooled. This and the next
+        two are asked of a model that was built to pool."""
+        ...
+
+    def project(self, features: torch.Tensor) -> torch.Tensor:
+        """features: [N, H] float32, pooled -> [N, embedding_size] float32."""
+        ...
+
+    def classify(self, features: torch.Tensor) -> torch.Tensor:
+        """features: [N, H] float32, pooled -> [N, num_labels] float32, before any activation."""
         ...

@@ -15,7 +15,6 @@ from pelton.attention.zeroing import NewBlockZeroing
 from pelton.batch.block_tables import BlockTables
 from pelton.batch.builder import BatchBuilder
 from pelton.batch.input_buffers import InputBuffers
-from pelton.batch.participant import StepParticipant
 from pelton.batch.prompt_embeds import PromptEmbedRows
 from pelton.batch.recurrent_states import RecurrentStates
 from pelton.batch.row_state import RowState
@@ -36,16 +35,10 @@ from pelton.layers.context import Communicator, OneRank
 from pelton.model_state.default import DefaultModelState
 from pelton.models.protocol import Model
 from pelton.ops.recurrent import takes_triton
-from pelton.runner.heads.protocol import Head
-from pelton.runner.heads.relay import RelayHead
-from pelton.runner.heads.results import ResultRing
+from pelton.runner.ends import make_end
 from pelton.runner.heads.sample import SampleHead
 from pelton.runner.memory import allocate_kv
 from pelton.runner.model_runner import ModelRunner
-from pelton.sampling.prompt_logprobs import PromptLogprobRows
-from pelton.sampling.rows import SamplingRows
-from pelton.sampling.sampler import Sampler
-from pelton.speculation.drafting import make_drafting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +98,6 @@ def assemble(
         "a prefix hit would begin without recurrent state"
     )
     assert not has_states or not config.cache.num_host_pages, "no page would hold recurrent state"
-    max_logprobs = min(config.max_logprobs, config.model.vocab_size)
 
     # Everything that is staged declares itself before the staging area gets its addresses.
     staging = Staging(device, depth)
@@ -126,12 +118,6 @@ def assemble(
         table_widths=[-(-config.max_model_len // group.block_size) for group in tabled],
         block_sizes=tables.block_sizes,
     )
-    sampling_rows = SamplingRows(
-        staging,
-        num_rows=rows.num_rows,
-        vocab_size=config.model.vocab_size,
-        max_logprobs=max_logprobs,
-    )
     embeds = PromptEmbedRows(
         device,
         is_enabled=config.enable_prompt_embeds,
@@ -139,8 +125,9 @@ def assemble(
         hidden_size=config.model.hidden_size,
         dtype=dtype,
     )
+    end = make_end(config, device, model, staging, rows)
     # One order for every hook. Who may refuse a row first: the others then never hear of it.
-    participants: list[StepParticipant] = [sampling_rows]
+    participants = [*end.participants]
     if place is None or place.previous is None:
         participants.insert(0, embeds)  # later stages get hidden states
     checkpoints = StateCheckpoints(
@@ -160,15 +147,7 @@ def assemble(
 
     row_tensors = rows.tensors(tables.tensors, tables.block_sizes, tables.windows)
 
-    prompt_logprobs = PromptLogprobRows(
-        device,
-        row_tensors,
-        model.head,
-        num_rows=rows.num_rows,
-        max_tokens=max_tokens,
-        max_logprobs=max_logprobs,
-    )
-    participants.append(prompt_logprobs)
+    participants += end.connect(row_tensors, buffers)
 
     kv = allocate_kv(device, backend, layers, config.cache.num_blocks)
     pools = [pool for pool in kv if len(pool)]
@@ -208,43 +187,18 @@ def assemble(
         lambda batch: builder.launch(batch),
     )
     executor: Executor = eager
-    head: Head
     if place is not None and place.following is not None:
-        head = RelayHead(
-            device, row_tensors, place.following, max_rows=max_rows, num_drafts=num_drafts
-        )
+        head = end.relay(place.following)
     else:
-        head = sample_head = SampleHead(
-            device,
-            model,
-            Sampler.for_device(device, sampling_rows, row_tensors),
-            prompt_logprobs,
-            row_tensors,
-            ResultRing(
-                device,
-                depth=depth,
-                max_rows=max_rows,
-                num_drafts=num_drafts,
-                max_logits=buffers.max_logits,
-                max_logprobs=max_logprobs,
-            ),
-            make_drafting(device, config),
-            max_rows=max_rows,
-            num_drafts=num_drafts,
-            max_logits=buffers.max_logits,
-            max_logprobs=max_logprobs,
-            dtype=dtype,
-            after_sample=None
-            if place is None or place.previous is None
-            else place.previous.send_sampled,
-        )
+        head = end.head(None if place is None else place.previous)
+    if isinstance(head, SampleHead):
         reads_lengths = has_states and takes_triton(dtype, device.torch_device.type) is not None
         can_record = device.records_when_asked or (backend.refreshes_in_place and not reads_lengths)
         if not config.graphs.is_eager and can_record and place is None:
             executor = RecordedExecutor(
                 device,
                 eager,
-                sample_head,
+                head,
                 Ladder(
                     graphs=config.graphs,
                     query_lens=_uniform_lengths(device, num_drafts),

@@ -21,6 +21,7 @@ from pelton.checkpoint.source import LOAD_FORMATS, Checkpoint, resolve_checkpoin
 from pelton.config.engine import EngineArgs
 from pelton.config.model import GenerationDefaults, ModelConfig
 from pelton.config.names import known_names
+from pelton.config.pooling import PoolingConfig
 from pelton.config.quant import QuantConfig
 from pelton.config.speculation import SpeculationConfig
 from pelton.core.policy import POLICIES
@@ -28,11 +29,13 @@ from pelton.device.native.forms import FORMS
 from pelton.device.table import STAGING_MODES
 from pelton.errors import ConfigError, UnsupportedError
 from pelton.quant.table import GGUF, SCHEMES
+from pelton.setup.pooling import decide_pooling
 from pelton.setup.refusals import RECURRENT_OFFLOADING, REFUSALS, REFUSED_DEVICES
 from pelton.speculation.table import SPECULATORS
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 _DTYPE_ALIASES = {"half": "float16", "float": "float32"}  # vLLM's
+RUNNERS = ("auto", "generate", "pooling")
 DEVICES = ("auto", "cpu", "cuda", "fake")
 # kv_cache_dtype -> the type of the codes.
 KV_CODES = {
@@ -48,7 +51,7 @@ class CheckedArgs:
     """Arguments that can work on some device, with what the checkpoint says.
 
     is_quantised: the weights are stored in blocks, so that no dtype is the checkpoint's own.
-    quantised: what can stay so, and how.
+    quantised: what can stay so, and how. pooling: without tasks the engine generates.
     """
 
     args: EngineArgs
@@ -57,6 +60,7 @@ class CheckedArgs:
     generation: GenerationDefaults
     is_quantised: bool
     quantised: QuantConfig = field(default_factory=QuantConfig)
+    pooling: PoolingConfig = field(default_factory=PoolingConfig)
 
 
 _INT32 = 2**31 - 1
@@ -110,6 +114,7 @@ def check(args: EngineArgs) -> CheckedArgs:
     if isinstance(args.dtype, str):
         args = replace(args, dtype=_DTYPE_ALIASES.get(args.dtype, args.dtype))
     _check_name("load_format", args.load_format, LOAD_FORMATS)
+    _check_name("runner", args.runner, RUNNERS)
     _check_name("dtype", args.dtype, DTYPES)
     _check_name("kv_cache_dtype", args.kv_cache_dtype, {"auto", *KV_CODES})
     if args.quantization is not None:
@@ -124,6 +129,8 @@ def check(args: EngineArgs) -> CheckedArgs:
         args.model, revision=args.revision, token=args.hf_token, load_format=args.load_format
     )
     model = read_model_config(checkpoint, args.hf_overrides)
+    pooling = decide_pooling(args, checkpoint, model)
+    model = replace(model, has_lm_head=not pooling.tasks)
     _check_lengths(args, model)
     _check_mamba_block_size(args, model)
     if args.kv_offloading_size and model.is_recurrent:
@@ -140,6 +147,7 @@ def check(args: EngineArgs) -> CheckedArgs:
             if header is None or checkpoint.load_format == "dummy"
             else _in_blocks(header)
         ),
+        pooling=pooling,
     )
 
 

@@ -60,7 +60,9 @@ def num_parameters(model: ModelConfig) -> int:
         + model.attention_sinks * model.num_heads
     )
     norms = 2 * (model.pre_norms + model.post_norms) * hidden
-    embeddings = model.vocab_size * hidden * (1 if model.tie_word_embeddings else 2)
+    has_own_head = model.has_lm_head and not model.tie_word_embeddings
+    embeddings = model.vocab_size * hidden * (1 + has_own_head)
+    embeddings += model.num_labels * (hidden + (model.classifier == "token"))
     mlps = sum(_mlp_parameters(model, model.is_sparse(i)) for i in range(model.num_layers))
     num_recurrent = model.layer_kinds.count("recurrent")
     mixers = (model.num_layers - num_recurrent) * attention
@@ -166,6 +168,7 @@ def resolve(checked: CheckedArgs, facts: DeviceFacts) -> EngineConfig:
         max_model_len = min(max_model_len, window)
     return EngineConfig(
         model=model,
+        pooling=checked.pooling,
         generation=checked.generation,
         cache=CacheConfig(
             block_size=args.block_size,

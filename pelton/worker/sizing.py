@@ -13,13 +13,13 @@ from dataclasses import replace
 
 from pelton.config.engine import EngineConfig
 from pelton.config.memory import MemoryTable
-from pelton.config.params import SamplingParams
 from pelton.core.kv.groups import with_tables
 from pelton.device.protocol import MeasuredDevice
 from pelton.errors import ConfigError
 from pelton.runner.assemble import Assembled
 from pelton.runner.capture import record_largest
 from pelton.runner.synthetic import synthetic_plan, warm_up
+from pelton.worker.asked import costly_params, first_params
 
 # Kernels and handles that are loaded later.
 _SLACK_BYTES = 256 * 2**20
@@ -49,7 +49,13 @@ def fit_cache(
     rehearse(probe)
     kv_bytes, num_groups = probe.kv_bytes, len(with_tables(probe.groups))
     tokens = min(config.scheduler.max_num_batched_tokens, config.max_model_len - 1)
-    warm_up(probe.runner, probe.reserved_slot, num_groups=num_groups, max_tokens=tokens)
+    warm_up(
+        probe.runner,
+        probe.reserved_slot,
+        num_groups=num_groups,
+        max_tokens=tokens,
+        params=first_params(config),
+    )
     _largest_step(config, probe, num_groups)
     device.synchronize()
     before, total = device.memory()
@@ -78,32 +84,8 @@ def fit_cache(
     )
 
 
-def costly_params(config: EngineConfig) -> SamplingParams:
-    """What takes the sampler most memory and kernels."""
-    return SamplingParams(
-        temperature=1.0,
-        top_p=0.9,
-        top_k=50,
-        presence_penalty=0.5,
-        logprobs=min(config.max_logprobs, config.model.vocab_size),
-    )
-
-
-def other_params(config: EngineConfig) -> tuple[SamplingParams, ...]:
-    """With `costly_params` all that takes kernels of its own in the sampler: greedy rows, many
-    candidates, the whole vocabulary, and few log-probabilities."""
-    few = min(2, config.max_logprobs, config.model.vocab_size)
-    return (
-        SamplingParams(
-            temperature=0.0, presence_penalty=0.5, logit_bias={0: 1.0}, min_tokens=1, logprobs=0
-        ),
-        SamplingParams(temperature=1.0, top_k=100, min_p=0.1, logprobs=few),
-        SamplingParams(temperature=1.0, top_p=0.9),
-    )
-
-
 def _largest_step(config: EngineConfig, probe: Assembled, num_groups: int) -> None:
-    """As many tokens and rows as a step may have, and the sampler's most costly options."""
+    """As many tokens and rows as a step may have, and the head's most costly options."""
     left, longest = config.scheduler.max_num_batched_tokens, config.max_model_len - 1
     query_lens: list[int] = []
     while left and len(query_lens) < config.scheduler.max_num_seqs:

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -29,8 +30,10 @@ from pelton.errors import ConfigError
 from pelton.forward.eager import as_live
 from pelton.forward.recorded import RecordedExecutor
 from pelton.layers.context import BuildContext
+from pelton.models.pooling_names import pooling_names
 from pelton.models.protocol import Model
 from pelton.models.table import MODELS
+from pelton.pooling.methods import method_facts
 from pelton.quant.scheme import Scheme
 from pelton.quant.table import SCHEMES
 from pelton.runner.assemble import Assembled, assemble, attention_backend
@@ -41,7 +44,8 @@ from pelton.runner.self_test import TESTED_TOKENS, SelfTest
 from pelton.runner.synthetic import synthetic_plan, time_prompt, warm_up
 from pelton.weights.loader import load_weights
 from pelton.weights.source import open_source
-from pelton.worker.sizing import costly_params, fit_cache, other_params
+from pelton.worker.asked import costly_params, first_params, other_params
+from pelton.worker.sizing import fit_cache
 
 # Tokens: many enough that a step is bound by products, and not by the weights' way through memory.
 _TIMED_PROMPT = 256
@@ -78,6 +82,8 @@ def load_model(
     with phase("build model"):
         model: Model = getattr(importlib.import_module(module), name)(build, config.model)
     rules = model.names[checkpoint.load_format]
+    if not config.model.has_lm_head:
+        rules = pooling_names(rules)
     parameters = model.parameters()
     source = open_source(checkpoint, parameters, rules, seed=config.seed)
     module, name = SCHEMES[config.quantization.scheme].split(":")
@@ -127,7 +133,8 @@ def _out_of_memory(config: EngineConfig, phase: str) -> str:
 class Worker:
     """Owns a device's memory. `execute` queues a step and waits for nothing.
 
-    config: the given one, its KV cache as large as what was found free. phases: seconds of each
+    config: the given one, its KV cache as large as what was found free, with what ways to pool
+    there are. phases: seconds of each
     start phase, in order. move_costs: what it takes to move KV to host
     memory and back; measured where that is done and they are not given.
     """
@@ -154,6 +161,8 @@ class Worker:
             ),
             batch_invariant=config.batch_invariant,
         )
+        if config.pools:
+            config = replace(config, pooling=replace(config.pooling, methods=method_facts()))
         self.config = config
         self.late_compiles = LateCompiles()
         self.late_compiles.stop()  # of an engine before this one
@@ -195,6 +204,7 @@ class Worker:
                     self._assembled.reserved_slot,
                     num_groups=num_groups,
                     max_tokens=max_tokens,
+                    params=first_params(config),
                 )
             self._recorder = Recorder(self.device, self._assembled.runner, self._assembled.executor)
             if not (self.device.records_when_asked or config.graphs.is_eager):
@@ -277,6 +287,7 @@ class Worker:
             self._assembled.reserved_slot,
             num_groups=len(with_tables(self.groups)),
             length=prompt_len,
+            params=first_params(self.config)[0],
         )
         return MoveCosts(per_token=seconds / prompt_len, per_page=per_page, per_move=per_move)
 

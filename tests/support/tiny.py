@@ -15,8 +15,9 @@ from support.folders import new_folder
 from pelton.checkpoint.hf_config import read_generation_defaults, read_model_config
 from pelton.checkpoint.source import Checkpoint, resolve_checkpoint
 from pelton.config.cache import CacheConfig
-from pelton.config.engine import EngineConfig
+from pelton.config.engine import EngineArgs, EngineConfig
 from pelton.config.params import SamplingParams
+from pelton.config.pooling import PoolingParams
 from pelton.config.scheduler import SchedulerConfig
 from pelton.core.descriptor import Descriptor
 from pelton.core.kv.host_pages import MoveCosts
@@ -26,6 +27,7 @@ from pelton.device.cuda import CUDADevice
 from pelton.device.fake import FakeDevice
 from pelton.device.protocol import Device
 from pelton.engine.loop import EngineLoop
+from pelton.setup.pooling import decide_pooling
 from pelton.worker.worker import Worker
 
 VOCAB = 1000
@@ -85,9 +87,12 @@ def checkpoint_of(folder: Path) -> Checkpoint:
 
 def make_config(folder: Path, **changes: Any) -> EngineConfig:
     """max_num_seqs 4, block size 4, 64 blocks, depth 2, float32; keyword arguments change it,
-    kv_dtype the element type of keys and values."""
+    kv_dtype the element type of keys and values, runner as in EngineArgs."""
     checkpoint = checkpoint_of(folder)
     model = read_model_config(checkpoint)
+    args = EngineArgs(runner=changes.pop("runner", "generate"))
+    pooling = decide_pooling(args, checkpoint, model)
+    model = replace(model, has_lm_head=not pooling.tasks)
     known = {
         "max_num_seqs": 4,
         "max_num_batched_tokens": 64,
@@ -109,6 +114,7 @@ def make_config(folder: Path, **changes: Any) -> EngineConfig:
     )
     config = EngineConfig(
         model=model,
+        pooling=pooling,
         generation=read_generation_defaults(checkpoint),
         cache=cache,
         scheduler=SchedulerConfig(**scheduler),
@@ -148,6 +154,7 @@ class Outcome:
     error: Exception | None = None
     request: Request | None = None
     logprobs: list[Any] = field(default_factory=list)
+    pooled: np.ndarray | None = None
 
 
 class TinyEngine:
@@ -171,13 +178,21 @@ class TinyEngine:
             move_costs=MoveCosts(),  # whatever fits the host pages is moved, on any machine
             **extra,
         )
+        self.config = self.worker.config
         self.loop = EngineLoop(self.config, self.worker)
         self.outcomes: dict[str, Outcome] = {}
         self._next = 0
 
     def add(
-        self, prompt: Sequence[int], params: SamplingParams = GREEDY, *, seed: int = 7, **kw: Any
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams | PoolingParams = GREEDY,
+        *,
+        seed: int = 7,
+        **kw: Any,
     ) -> str:
+        if isinstance(params, PoolingParams):
+            params = self.config.pooling.complete(params)
         name = f"r{self._next}"
         self._next += 1
         request = Request(
@@ -202,6 +217,7 @@ class TinyEngine:
                 assert outcome.finish_reason is None
                 outcome.finish_reason = update.finish_reason
                 outcome.error = update.request.error
+                outcome.pooled = update.pooled
 
     def run(self, limit: int = 2000) -> dict[str, Outcome]:
         """Until all requests have ended; then everything must be free again."""
@@ -221,6 +237,22 @@ class TinyEngine:
             if (error := outcomes[name].error) is not None:
                 raise error  # it says more than that tokens are missing
         return [outcomes[name].token_ids for name in names]
+
+    def pool(
+        self, prompts: Sequence[Sequence[int]], params: PoolingParams | Sequence[PoolingParams]
+    ) -> list[np.ndarray]:
+        """Pooled results, all prompts in one batch."""
+        each = [params] * len(prompts) if isinstance(params, PoolingParams) else params
+        names = [self.add(prompt, one) for prompt, one in zip(prompts, each, strict=True)]
+        outcomes = self.run()
+        results = []
+        for name in names:
+            if (error := outcomes[name].error) is not None:
+                raise error
+            pooled = outcomes[name].pooled
+            assert pooled is not None
+            results.append(pooled)
+        return results
 
 
 def prompts_of(lengths: Sequence[int], seed: int = 0) -> list[list[int]]:

@@ -1,0 +1,156 @@
+"""What follows the last layer, wired: an engine samples or pools."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from pelton.batch.input_buffers import InputBuffers
+from pelton.batch.participant import StepParticipant
+from pelton.batch.row_state import RowState
+from pelton.batch.staged import Staging
+from pelton.config.engine import EngineConfig
+from pelton.device.protocol import Device
+from pelton.forward.stages import Link
+from pelton.models.protocol import Model
+from pelton.ops.step_tensors import RowTensors
+from pelton.pooling.pooler import Pooler
+from pelton.runner.heads.pool import PoolHead
+from pelton.runner.heads.protocol import Head
+from pelton.runner.heads.relay import PoolingRelayHead, RelayHead
+from pelton.runner.heads.results import ResultRing
+from pelton.runner.heads.sample import SampleHead
+from pelton.sampling.prompt_logprobs import PromptLogprobRows
+from pelton.sampling.rows import SamplingRows
+from pelton.sampling.sampler import Sampler
+from pelton.speculation.drafting import make_drafting
+
+
+class End(Protocol):
+    """Made before the staging area gets its addresses, connected after that.
+
+    participants: of its rows, before all others.
+    """
+
+    participants: list[StepParticipant]
+
+    def connect(self, rows: RowTensors, buffers: InputBuffers) -> list[StepParticipant]:
+        """The device's rows are there. Returns participants that come behind all others."""
+        ...
+
+    def relay(self, following: Link) -> Head:
+        """The head of a stage that is not the last."""
+        ...
+
+    def head(self, previous: Link | None) -> Head:
+        """The head of the last stage. previous: the link to the stage before it."""
+        ...
+
+
+class SamplingEnd:
+    """Tokens come out."""
+
+    def __init__(
+        self, config: EngineConfig, device: Device, model: Model, staging: Staging, rows: RowState
+    ) -> None:
+        self._config = config
+        self._device = device
+        self._model = model
+        self._num_rows = rows.num_rows
+        self._max_logprobs = min(config.max_logprobs, config.model.vocab_size)
+        self._sampling_rows = SamplingRows(
+            staging,
+            num_rows=rows.num_rows,
+            vocab_size=config.model.vocab_size,
+            max_logprobs=self._max_logprobs,
+        )
+        self.participants: list[StepParticipant] = [self._sampling_rows]
+
+    def connect(self, rows: RowTensors, buffers: InputBuffers) -> list[StepParticipant]:
+        self._rows = rows
+        self._max_logits = buffers.max_logits
+        self._prompt_logprobs = PromptLogprobRows(
+            self._device,
+            rows,
+            self._model.head,
+            num_rows=self._num_rows,
+            max_tokens=self._config.scheduler.max_num_batched_tokens,
+            max_logprobs=self._max_logprobs,
+        )
+        return [self._prompt_logprobs]
+
+    def relay(self, following: Link) -> RelayHead:
+        return RelayHead(
+            self._device,
+            self._rows,
+            following,
+            max_rows=self._config.scheduler.max_num_seqs,
+            num_drafts=self._config.num_speculative_tokens,
+        )
+
+    def head(self, previous: Link | None) -> SampleHead:
+        config, device = self._config, self._device
+        max_rows, num_drafts = config.scheduler.max_num_seqs, config.num_speculative_tokens
+        return SampleHead(
+            device,
+            self._model,
+            Sampler.for_device(device, self._sampling_rows, self._rows),
+            self._prompt_logprobs,
+            self._rows,
+            ResultRing(
+                device,
+                depth=config.scheduler.max_steps_in_flight,
+                max_rows=max_rows,
+                num_drafts=num_drafts,
+                max_logits=self._max_logits,
+                max_logprobs=self._max_logprobs,
+            ),
+            make_drafting(device, config),
+            max_rows=max_rows,
+            num_drafts=num_drafts,
+            max_logits=self._max_logits,
+            max_logprobs=self._max_logprobs,
+            dtype=getattr(torch, config.dtype),
+            after_sample=None if previous is None else previous.send_sampled,
+        )
+
+
+class PoolingEnd:
+    """Vectors and scores come out."""
+
+    def __init__(
+        self, config: EngineConfig, device: Device, model: Model, staging: Staging, rows: RowState
+    ) -> None:
+        self._device = device
+        self._max_rows = config.scheduler.max_num_seqs
+        self._depth = config.scheduler.max_steps_in_flight
+        self._pooler = Pooler(
+            device,
+            model,
+            config.pooling,
+            num_rows=rows.num_rows,
+            max_tokens=config.scheduler.max_num_batched_tokens,
+            dtype=getattr(torch, config.dtype),
+        )
+        self.participants: list[StepParticipant] = [self._pooler]
+
+    def connect(self, rows: RowTensors, buffers: InputBuffers) -> list[StepParticipant]:
+        self._rows = rows
+        return []
+
+    def relay(self, following: Link) -> PoolingRelayHead:
+        return PoolingRelayHead(self._device, self._rows, max_rows=self._max_rows)
+
+    def head(self, previous: Link | None) -> PoolHead:
+        return PoolHead(
+            self._device, self._pooler, self._rows, depth=self._depth, max_rows=self._max_rows
+        )
+
+
+def make_end(
+    config: EngineConfig, device: Device, model: Model, staging: Staging, rows: RowState
+) -> End:
+    """The one that the configuration asks for."""
+    kind = PoolingEnd if config.pools else SamplingEnd
+    return kind(config, device, model, staging, rows)

@@ -1,0 +1,44 @@
+"""Whether an engine generates or pools, and how. No torch."""
+
+from __future__ import annotations
+
+from pelton.checkpoint.sentence_transformers import read_sentence_modules
+from pelton.checkpoint.source import Checkpoint
+from pelton.config.engine import EngineArgs
+from pelton.config.model import ModelConfig
+from pelton.config.pooling import PoolingConfig, Task
+from pelton.errors import UnsupportedError
+
+_TASKS: dict[str, tuple[Task, ...]] = {
+    "": ("embed", "token_embed"),
+    "text": ("classify", "token_classify", "embed", "token_embed"),
+    "token": ("token_classify", "embed", "token_embed"),
+}
+
+
+def decide_pooling(args: EngineArgs, checkpoint: Checkpoint, model: ModelConfig) -> PoolingConfig:
+    """How the engine pools; without tasks it generates.
+
+    Raises UnsupportedError for what cannot be had together.
+    """
+    modules = read_sentence_modules(checkpoint) if args.runner != "generate" else None
+    if args.runner == "generate" or (args.runner == "auto" and model.has_lm_head and not modules):
+        if not model.has_lm_head:
+            raise UnsupportedError(
+                f"runner='generate': {checkpoint.name!r} has no head for tokens; leave runner at "
+                "'auto', which pools it."
+            )
+        return PoolingConfig()
+    if args.speculative_config is not None:
+        raise UnsupportedError(
+            "speculative_config is for tokens, and a pooling engine yields none; leave it out."
+        )
+    return PoolingConfig(
+        tasks=_TASKS[model.classifier],
+        method=modules.method if modules else "last",
+        # As sentence-transformers and vLLM have it: vectors of length 1 unless the files differ.
+        normalises=modules.normalises if modules else True,
+        activation=model.label_activation,
+        embedding_size=model.hidden_size,
+        num_labels=model.num_labels,
+    )

@@ -1,0 +1,68 @@
+"""Tiny random checkpoints that are pooled, and transformers' results of them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from support.families import tiny_model
+
+# transformers' class, by what the checkpoint ends in.
+ENDINGS = {
+    "embed": "AutoModel",
+    "classify": "AutoModelForSequenceClassification",
+    "token_classify": "AutoModelForTokenClassification",
+}
+
+
+@functools.cache
+def tiny_pooled(family: str, ending: str = "embed", **overrides: Any) -> Path:
+    """A folder with `family`'s tiny random model that ends in hidden states or a classifier."""
+    import transformers
+    from support.folders import new_folder
+
+    base = tiny_model(family)
+    torch.manual_seed(1)
+    config = transformers.AutoConfig.from_pretrained(base, **overrides)
+    model = getattr(transformers, ENDINGS[ending]).from_pretrained(
+        base, config=config, dtype=torch.float32
+    )
+    folder = new_folder("pooled")
+    model.save_pretrained(folder)
+    return folder
+
+
+@functools.cache
+def _oracle(folder: Path, ending: str) -> Any:
+    import transformers
+
+    kind = getattr(transformers, ENDINGS[ending])
+    return kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+
+
+@torch.no_grad()
+def hidden_states(folder: Path, ids: Sequence[int]) -> np.ndarray:
+    """[len(ids), H], behind the last norm."""
+    states = _oracle(folder, "embed")(torch.tensor([list(ids)])).last_hidden_state[0]
+    return np.asarray(states)
+
+
+@torch.no_grad()
+def scores(folder: Path, ids: Sequence[int], ending: str) -> np.ndarray:
+    """[num_labels], or [len(ids), num_labels] of a classifier of tokens."""
+    return np.asarray(_oracle(folder, ending)(torch.tensor([list(ids)])).logits[0])
+
+
+def normalised(x: np.ndarray) -> np.ndarray:
+    return x / np.linalg.norm(x, axis=-1, keepdims=True)
+
+
+def cosine(a: np.ndarray, b: np.ndarray) -> float:
+    """The least one of all rows."""
+    assert a.shape == b.shape
+    a, b = normalised(a.astype(np.float64)), normalised(b.astype(np.float64))
+    return float((a * b).sum(axis=-1).min())
