@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pelton.core.plan import Int32Array, LogprobRows
+from pelton.core.plan import LogprobRows
 from pelton.core.request import Request
 from pelton.core.scheduler import RequestUpdate
 from pelton.engine.outputs import AnswerDelta, CompletionOutput, RequestOutput
@@ -37,7 +37,7 @@ class Answer:
         if params.detokenize and tokenizer is not None:
             self._text = OutputText(
                 tokenizer,
-                _tokens_at_end(request),
+                request.known_token_ids[: request.prompt_len],
                 stop=params.stop_strings,
                 include_stop=params.include_stop_str_in_output,
                 min_tokens=params.min_tokens,
@@ -119,11 +119,6 @@ class Answer:
             self._token_text,
         )
         return [token.as_dict() for token in found]
-
-
-def _tokens_at_end(request: Request) -> Int32Array:
-    """The prompt's tokens behind its last embedding: the text that the answer goes on from."""
-    return request.known_token_ids[request.embeds_end : request.prompt_len]
 
 
 def failed_output(request_id: str, prompt: str | None, error: Exception) -> RequestOutput:

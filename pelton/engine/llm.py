@@ -105,7 +105,8 @@ class LLM:
         """Answer prompts; outputs are in the prompts' order.
 
         Args:
-            prompts: one prompt or many: text, {"prompt": text} or {"prompt_token_ids": [...]}.
+            prompts: one prompt or many: text, {"prompt": text}, {"prompt_token_ids": [...]}, or
+                embeddings; see engine/prompts.py.
             sampling_params: for all prompts, or one for each; None: the checkpoint's defaults.
             priority: one per prompt, lower first, under scheduling_policy="priority".
 

@@ -112,6 +112,7 @@ def test_a_slot_changes_hands():
     rig.row(1, [-1, -2, -3, -4, -5, -6], numbered(40, 6))
     assert rig.step((0, 2, 0), (1, 2, 0)) == [30, 31, 40, 41]
     rig.embeds.remove_request(SlotRef(0, 1))
+    assert list(rig.embeds._to_come) == [1]
     rig.row(0, [7, 7, 7, 7])
     assert rig.step((0, 2, 0), (1, 2, 2)) == [BASE, BASE, 42, 43]
     rig.embeds.remove_request(SlotRef(0, 1))

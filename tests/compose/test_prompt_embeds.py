@@ -185,6 +185,10 @@ def test_decodes_are_replayed_and_steps_with_embeddings_are_not(device):
     check_all(engine)
 
 
+BIAS = {0: 7.0, 1: 7.0}
+"""What a placeholder is embedded as is likely, so that counting it would show."""
+
+
 def other_rows(ids: list[int]) -> np.ndarray:
     """Nobody's embeddings."""
     return (own_rows(tiny_llama(), ids)[:, ::-1] * 0.7).copy()
@@ -194,14 +198,16 @@ def other_rows(ids: list[int]) -> np.ndarray:
 def oracle_tokens(
     rows: np.ndarray, num_tokens: int, penalty: float = 1.0, prompt: list[int] | None = None
 ) -> list[int]:
-    """Greedy tokens of transformers after inputs_embeds; the penalty is on outputs and on `prompt`,
-    the token ids that the prompt has."""
+    """Greedy tokens of transformers after inputs_embeds, with BIAS; the penalty is on outputs and
+    on `prompt`, the token ids that the prompt has."""
     model = oracle(tiny_llama())
     tokens: list[int] = []
     for _ in range(num_tokens):
         after = own_rows(tiny_llama(), tokens) if tokens else rows[:0]
         embeds = torch.from_numpy(np.concatenate([rows, after]))[None]
         logits = model(inputs_embeds=embeds).logits[0, -1]
+        for token, bias in BIAS.items():
+            logits[token] += bias
         seen = sorted({*tokens, *(prompt or ())})
         picked = logits[seen]
         logits[seen] = torch.where(picked > 0, picked / penalty, picked * penalty)
@@ -216,10 +222,14 @@ def test_embeddings_of_nobodys_are_those_of_transformers(penalty):
     """No placeholder counts as a token, and in a mix the token ids do."""
     rows = other_rows(PROMPTS[3])
     engine = engine_of()
-    params = greedy(repetition_penalty=penalty)
+    params = greedy(repetition_penalty=penalty, logit_bias=BIAS)
     everywhere = np.ones(12, np.bool_)
     name = engine.add(placeholders(everywhere), params, prompt_embeds=PromptEmbeds(rows, "float32"))
-    assert engine.run()[name].token_ids == oracle_tokens(rows, 12, penalty)
+    expected = oracle_tokens(rows, 12, penalty)
+    assert engine.run()[name].token_ids == expected
+    assert 0 in expected
+    if penalty > 1:
+        assert expected != oracle_tokens(rows, 12, penalty, [0])
 
     is_row = places_of("mix", 12)
     tokens = np.array(PROMPTS[3])[~is_row].tolist()

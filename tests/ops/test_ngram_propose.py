@@ -70,6 +70,13 @@ def test_examples():
     assert propose([[9, 4, 5, 4, 5]], num_drafts=5) == [[4, 5, 4, 5, 4]]
 
 
+def test_placeholders_of_embeddings_are_like_nothing():
+    """No two of them are equal, and what they stand for is drafted by nobody: see store_drafts."""
+    text = [-1, 8, 9, -2, 8]
+    assert propose([text], min_n=2) == [[-1] * 4]
+    assert propose([text]) == [[9, -2, 8, 9]]
+
+
 def test_lengths_of_the_ending():
     text = [1, 2, 3, 9, 8, 2, 3, 7, 3]
     assert propose([text], min_n=2) == [[-1] * 4]
