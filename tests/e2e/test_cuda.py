@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from support.drafters import ngram_drafts
+from support.embeds import FORMS, as_form, places_of
 from support.families import tiny_model
 from support.tiny import (
     TinyEngine,
@@ -15,6 +16,7 @@ from support.tiny import (
     tiny_llama,
 )
 
+from pelton.config.graphs import GraphsConfig
 from pelton.config.params import SamplingParams
 from pelton.device import cuda
 from pelton.device.cuda import CUDADevice
@@ -93,6 +95,46 @@ def test_no_step_waits_for_the_device():
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert all(outcomes[name].error is None for name in names)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize(
+    "graphs",
+    [GraphsConfig(), GraphsConfig(decode_sizes=(1, 2, 4, 8), token_sizes=(16, 64))],
+    ids=str,
+)
+def test_prompts_of_embeddings(depth, graphs):
+    """Text, embeddings of the model's own and both in one prompt, in chunks and preempted: the
+    text's tokens, and no launch waits for a copy."""
+    folder = tiny_llama()
+    engine = TinyEngine(
+        folder,
+        device="cuda",
+        enable_prompt_embeds=True,
+        max_steps_in_flight=depth,
+        long_prefill_token_threshold=7,
+        graphs=graphs,
+    )
+    prompts = prompts_of([37, 30, 21, 1], seed=5)
+    given = [
+        (prompt, as_form(folder, prompt, places_of(form, len(prompt))))
+        for prompt in prompts
+        for form in FORMS
+    ]
+    for _ in range(2):
+        names = {engine.add(**one): prompt for prompt, one in given}
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for count in range(400):
+                if not engine.loop.has_work():
+                    break
+                engine.step()
+                if count % 9 == 8:
+                    engine.loop.scheduler.preempt(list(names)[count % len(names)])
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        for name, prompt in names.items():
+            assert engine.outcomes[name].token_ids == oracle_greedy(folder, prompt, 12)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
