@@ -80,7 +80,14 @@ class Answer:
             return AnswerDelta(self.index, text, ids, logprobs, "stop", matched)
         self.is_finished = reason is not None
         return AnswerDelta(
-            self.index, text, ids, logprobs, reason, update.stop_reason, update.error
+            self.index,
+            text,
+            ids,
+            logprobs,
+            reason,
+            update.stop_reason,
+            update.error,
+            update.pooled,
         )
 
     def fail(self, error: Exception) -> AnswerDelta:

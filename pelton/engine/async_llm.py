@@ -20,25 +20,29 @@ import numpy as np
 
 from pelton.config.engine import EngineArgs, EngineConfig
 from pelton.config.params import SamplingParams
+from pelton.config.pooling import PoolingParams
 from pelton.core.plan import Int32Array, LogprobRows
 from pelton.core.request import Request, check_request
 from pelton.core.scheduler import RequestUpdate, SchedulerStats
 from pelton.engine.answers import Answer, as_request_failure
+from pelton.engine.calls import Asked, Reads
 from pelton.engine.client import EngineProcess
 from pelton.engine.facts import EngineFacts, facts_of
 from pelton.engine.link import EngineLink, Reply
-from pelton.engine.outputs import RequestDelta
+from pelton.engine.outputs import PoolingOutput, PoolingRequestOutput, RequestDelta
 from pelton.engine.prompts import Prompt, PromptReader, load_template, load_tokenizer_of
 from pelton.engine.streams import Stream
 from pelton.errors import EngineBusy, EngineDead, RequestError, RequestFailed
 from pelton.messages.from_engine import CacheReset, Ended, Outputs, StepStats
 from pelton.messages.logprobs import unpack_rows
+from pelton.messages.pooled import unpack_pooled
 from pelton.messages.to_engine import (
     Abort,
     AddRequest,
     ResetPrefixCache,
     pack_embeds,
     pack_params,
+    pack_pooling,
     pack_token_ids,
 )
 from pelton.setup.check import check
@@ -219,7 +223,9 @@ class AsyncLLM:
         engine does.
         """
         self._check_open()
-        request = await self._read(request_id, prompt, params, priority, cache_salt)
+        request, _ = await self._read(
+            self._reader.read, request_id, prompt, params, priority, cache_salt
+        )
         stream = self._open(request)
         try:
             while True:
@@ -230,14 +236,47 @@ class AsyncLLM:
         finally:
             self._close(stream)
 
+    async def pool(
+        self,
+        prompt: Prompt | Sequence[int] | Int32Array,
+        params: PoolingParams,
+        *,
+        request_id: str,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> PoolingRequestOutput[PoolingOutput]:
+        """What is made of a prompt's hidden states, by an engine that pools. Cancellation ends the
+        request. Arguments, and what it raises, are those of `generate`."""
+        self._check_open()
+        request, text = await self._read(
+            self._reader.read_pooled, request_id, prompt, params, priority, cache_salt
+        )
+        stream = self._open(request)
+        try:
+            delta = await stream.next()
+        finally:
+            self._close(stream)
+        (answer,) = delta.outputs
+        if answer.pooled is None:
+            raise RequestFailed(f"Request {request_id!r} was aborted.")
+        return PoolingRequestOutput(
+            request_id=request_id,
+            prompt=text,
+            prompt_token_ids=request.prompt_token_ids.tolist(),
+            outputs=PoolingOutput(answer.pooled),
+            finished=True,
+            num_cached_tokens=delta.num_cached_tokens,
+        )
+
     async def _read(
         self,
+        reader: Reads[Asked],
         request_id: str,
         prompt: Prompt | Sequence[int] | Int32Array,
-        params: SamplingParams,
+        params: Asked,
         priority: int,
         cache_salt: str | None,
-    ) -> Request:
+    ) -> tuple[Request, str | None]:
         if priority != 0 and self.config.scheduler.policy != "priority":
             raise RequestError(
                 'priority needs an engine with scheduling_policy="priority"; this one serves '
@@ -251,8 +290,8 @@ class AsyncLLM:
         if cache_salt is not None:
             prompt = {**prompt, "cache_salt": cache_salt}
 
-        def read() -> Request:
-            return self._reader.read(request_id, prompt, params, priority=priority)[0]
+        def read() -> tuple[Request, str | None]:
+            return reader(request_id, prompt, params, priority=priority)
 
         text = prompt.get("prompt")
         is_long = isinstance(text, str) and len(text) > _LONG_TEXT
@@ -324,7 +363,8 @@ class AsyncLLM:
             handle=handle,
             request_id=request_id,
             token_ids=pack_token_ids(request.known_token_ids),
-            params=pack_params(request.params),
+            params={} if request.pooling is not None else pack_params(request.params),
+            pooling=None if request.pooling is None else pack_pooling(request.pooling),
             eos_token_ids=request.eos_token_ids,
             priority=request.priority,
             cache_salt=request.cache_salt,
@@ -507,6 +547,8 @@ class AsyncLLM:
             stop_reason=None if ended is None else ended.stop_token,
             error=error,
         )
+        if ended is not None and ended.pooled is not None:
+            update.pooled = unpack_pooled(ended.pooled)
         try:
             if fault is not None:
                 raise fault

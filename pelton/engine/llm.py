@@ -21,15 +21,19 @@ from pelton.engine.interrupts import InterruptsBetweenSteps
 from pelton.engine.loop import EngineLoop, Updates
 from pelton.engine.open_requests import OpenRequests
 from pelton.engine.outputs import (
+    ClassificationOutput,
+    ClassificationRequestOutput,
     EmbeddingOutput,
     EmbeddingRequestOutput,
-    Pooled,
     PoolingOutput,
     PoolingRequestOutput,
     RequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
 )
 from pelton.engine.pooled_requests import PooledRequests, failed_pooling
 from pelton.engine.prompts import Prompt, PromptReader, load_template, load_tokenizer_of
+from pelton.engine.scores import as_pair_prompt, pair_up, score_of, scores_pairs
 from pelton.errors import ConfigError, EngineError, PeltonError, RequestError
 from pelton.setup.check import check
 from pelton.setup.resolve import describe, prefix_warning, resolve
@@ -132,18 +136,67 @@ class LLM:
         truncate_prompt_tokens: int | None = None,
     ) -> list[EmbeddingRequestOutput]:
         """A vector for each prompt; see `encode`."""
-        return [
-            _of_kind(output, EmbeddingOutput(output.outputs.data.tolist()))
-            if output.outputs is not None
-            else _of_kind(output, None)
-            for output in self.encode(
+        outputs = self.encode(
+            prompts,
+            pooling_params,
+            task="embed",
+            use_tqdm=use_tqdm,
+            truncate_prompt_tokens=truncate_prompt_tokens,
+        )
+        return [output.as_kind(EmbeddingOutput.of) for output in outputs]
+
+    def classify(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingAsked = None,
+        *,
+        use_tqdm: bool = True,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[ClassificationRequestOutput]:
+        """The probability of each class for each prompt; see `encode`."""
+        outputs = self.encode(
+            prompts,
+            pooling_params,
+            task="classify",
+            use_tqdm=use_tqdm,
+            truncate_prompt_tokens=truncate_prompt_tokens,
+        )
+        return [output.as_kind(ClassificationOutput.of) for output in outputs]
+
+    def score(
+        self,
+        data_1: Prompt | Sequence[Prompt],
+        data_2: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | None = None,
+        *,
+        use_tqdm: bool = True,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[ScoringRequestOutput]:
+        """How well pairs go together: one of data_1 with each of data_2, or each with its own.
+
+        A model with a classifier of one class is asked about the pair; of any other model it is the
+        cosine of their vectors. Raises RequestError as `encode` does.
+        """
+        pairs = pair_up(data_1, data_2)
+
+        def ask(prompts: list[Prompt], task: Task) -> list[PoolingRequestOutput[PoolingOutput]]:
+            return self.encode(
                 prompts,
                 pooling_params,
-                task="embed",
+                task=task,
                 use_tqdm=use_tqdm,
                 truncate_prompt_tokens=truncate_prompt_tokens,
             )
-        ]
+
+        if scores_pairs(self.config.pooling):
+            asked = ask([as_pair_prompt(*pair) for pair in pairs], "classify")
+            return [output.as_kind(ScoringOutput.of) for output in asked]
+        # The query is pooled once, however many documents it is compared with.
+        is_shared = all(first is pairs[0][0] for first, _ in pairs)
+        first = [pairs[0][0]] if is_shared else [one for one, _ in pairs]
+        asked = ask([*first, *(second for _, second in pairs)], "embed")
+        left = asked[:1] * len(pairs) if is_shared else asked[: len(pairs)]
+        return [score_of(a, b) for a, b in zip(left, asked[len(first) :], strict=True)]
 
     def encode(
         self,
@@ -328,21 +381,6 @@ class LLM:
 def _book(call: Call[Asked, Output], updates: Updates, progress: Progress[Output]) -> None:
     for output in call.opened.take(updates):
         progress.end(progress.places[output.request_id], output)
-
-
-def _of_kind(
-    output: PoolingRequestOutput[PoolingOutput], outputs: Pooled | None
-) -> PoolingRequestOutput[Pooled]:
-    """The same request, its data as what was asked for."""
-    return PoolingRequestOutput(
-        request_id=output.request_id,
-        prompt=output.prompt,
-        prompt_token_ids=output.prompt_token_ids,
-        outputs=outputs,
-        finished=output.finished,
-        num_cached_tokens=output.num_cached_tokens,
-        error=output.error,
-    )
 
 
 def _as_prompts(prompts: object) -> list[Prompt]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -17,6 +18,7 @@ class AnswerDelta:
         the beginning of a stop string, is held back.
     finish_reason, stop_reason: see CompletionOutput; with the answer's last delta.
     error: why, where the reason is "error".
+    pooled: the result of a request that is pooled, see PoolingOutput; with the only delta.
     """
 
     index: int
@@ -26,6 +28,7 @@ class AnswerDelta:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: Exception | None = None
+    pooled: Float32Array | None = None
 
     def merge(self, later: AnswerDelta) -> None:
         """Become this delta and the one that followed it in one."""
@@ -36,6 +39,7 @@ class AnswerDelta:
         self.finish_reason = later.finish_reason
         self.stop_reason = later.stop_reason
         self.error = later.error
+        self.pooled = later.pooled
 
 
 @dataclass(slots=True)
@@ -128,12 +132,20 @@ class EmbeddingOutput:
 
     embedding: list[float]
 
+    @classmethod
+    def of(cls, output: PoolingOutput) -> EmbeddingOutput:
+        return cls(output.data.tolist())
+
 
 @dataclass(slots=True)
 class ClassificationOutput:
     """probs: of each class; its score, where no activation was asked for."""
 
     probs: list[float]
+
+    @classmethod
+    def of(cls, output: PoolingOutput) -> ClassificationOutput:
+        return cls(output.data.tolist())
 
     @property
     def num_classes(self) -> int:
@@ -146,8 +158,14 @@ class ScoringOutput:
 
     score: float
 
+    @classmethod
+    def of(cls, output: PoolingOutput) -> ScoringOutput:
+        """Of a classifier of one class."""
+        return cls(float(output.data[0]))
 
-Pooled = TypeVar("Pooled", PoolingOutput, EmbeddingOutput, ClassificationOutput, ScoringOutput)
+
+Pooled = TypeVar("Pooled")
+Converted = TypeVar("Converted")
 
 
 @dataclass(slots=True)
@@ -165,6 +183,18 @@ class PoolingRequestOutput(Generic[Pooled]):
     finished: bool = False
     num_cached_tokens: int = 0
     error: Exception | None = None
+
+    def as_kind(self, make: Callable[[Pooled], Converted]) -> PoolingRequestOutput[Converted]:
+        """The same request, its result in the form that `make` gives it."""
+        return PoolingRequestOutput(
+            request_id=self.request_id,
+            prompt=self.prompt,
+            prompt_token_ids=self.prompt_token_ids,
+            outputs=None if self.outputs is None else make(self.outputs),
+            finished=self.finished,
+            num_cached_tokens=self.num_cached_tokens,
+            error=self.error,
+        )
 
 
 EmbeddingRequestOutput = PoolingRequestOutput[EmbeddingOutput]

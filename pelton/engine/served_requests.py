@@ -9,6 +9,7 @@ import time
 import numpy as np
 
 from pelton.config.params import SamplingParams
+from pelton.config.pooling import PoolingParams
 from pelton.core.request import Request
 from pelton.core.scheduler import RequestUpdate
 from pelton.engine.answers import as_request_failure
@@ -17,6 +18,7 @@ from pelton.engine.siblings import Siblings, children_of
 from pelton.errors import PeltonError
 from pelton.messages.from_engine import Ended, Fault, First, Outputs, StepStats
 from pelton.messages.logprobs import pack_rows
+from pelton.messages.pooled import pack_pooled
 from pelton.messages.to_engine import Abort, AddRequest, unpack_embeds, unpack_token_ids
 
 _log = logging.getLogger("pelton")
@@ -32,7 +34,7 @@ def read_children(message: AddRequest) -> Children:
             # The handle makes it unique, whatever the front end calls its requests.
             f"{message.request_id}/{message.handle}",
             unpack_token_ids(message.token_ids),
-            SamplingParams(**message.params),
+            _params_of(message),
             priority=message.priority,
             cache_salt=message.cache_salt,
             eos_token_ids=message.eos_token_ids,
@@ -43,6 +45,12 @@ def read_children(message: AddRequest) -> Children:
         return children_of(request)
     except Exception as error:
         return error
+
+
+def _params_of(message: AddRequest) -> SamplingParams | PoolingParams:
+    if message.pooling is not None:
+        return PoolingParams(**message.pooling)
+    return SamplingParams(**message.params)
 
 
 class ServedRequests:
@@ -210,6 +218,7 @@ def _ended(handle: int, update: RequestUpdate) -> Ended:
         num_preemptions=update.request.num_preemptions,
         stop_token=update.stop_reason,
         fault=None if error is None else Fault.of(error),
+        pooled=None if update.pooled is None else pack_pooled(update.pooled),
     )
 
 

@@ -9,6 +9,7 @@ import msgspec
 from pelton.core.scheduler import SchedulerStats
 from pelton.errors import EngineError, RequestError, RequestFailed
 from pelton.messages.logprobs import PackedRows
+from pelton.messages.pooled import PackedPooled
 
 
 class Hello(msgspec.Struct, tag="hello", array_like=True, frozen=True):
@@ -72,6 +73,7 @@ class Ended(msgspec.Struct, array_like=True, frozen=True):
     """Comes with an answer's last tokens, or without any.
 
     reason: "stop", "length" or "error". stop_token: the stop token id that did it, if one did.
+    pooled: the result of a request that is pooled.
     """
 
     handle: int
@@ -79,6 +81,7 @@ class Ended(msgspec.Struct, array_like=True, frozen=True):
     num_preemptions: int = 0
     stop_token: int | None = None
     fault: Fault | None = None
+    pooled: PackedPooled | None = None
 
 
 class StepStats(msgspec.Struct, array_like=True, frozen=True):

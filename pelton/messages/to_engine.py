@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from pelton.config.params import SamplingParams
+from pelton.config.pooling import PoolingParams
 from pelton.core.plan import Int32Array
 from pelton.core.prompt_embeds import STORED_AS, PromptEmbeds
 
@@ -44,6 +45,7 @@ class AddRequest(msgspec.Struct, tag="add", array_like=True, frozen=True):
     request_id: for logs and error texts.
     token_ids: the prompt, little-endian int32; placeholders where embeddings stand.
     params: see `pack_params`.
+    pooling: of a request that is pooled, see `pack_pooling`; its params are empty.
     """
 
     handle: int
@@ -54,6 +56,7 @@ class AddRequest(msgspec.Struct, tag="add", array_like=True, frozen=True):
     priority: int = 0
     cache_salt: str | None = None
     embeds: PackedEmbeds | None = None
+    pooling: dict[str, Any] | None = None
 
 
 class Abort(msgspec.Struct, tag="abort", array_like=True, frozen=True):
@@ -89,6 +92,12 @@ def pack_params(params: SamplingParams) -> dict[str, Any]:
         if value != default and value != ():
             packed[name] = value
     return packed
+
+
+def pack_pooling(params: PoolingParams) -> dict[str, Any]:
+    """The fields that ask for something; `PoolingParams(**packed)` checks them once more."""
+    names = (field.name for field in dataclasses.fields(PoolingParams))
+    return {name: value for name in names if (value := getattr(params, name)) is not None}
 
 
 def pack_token_ids(ids: Int32Array) -> bytes:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import numpy as np
 import pytest
-from support.pooled import cosine, hidden_states, tiny_pooled
+from support.in_process import in_process, is_clean
+from support.pooled import cosine, hidden_states, normalised, scores, tiny_pooled
 from support.tiny import prompts_of, tiny_llama
 
 from pelton.config.params import SamplingParams
@@ -67,3 +70,108 @@ def test_a_wrong_request_fails_alone(embedder):
     assert isinstance(wrong.error, RequestError)
     assert wrong.outputs is None
     assert first.outputs == last.outputs
+
+
+@pytest.mark.parametrize(("num_labels", "kind"), [(3, None), (1, None), (3, "multi"), (1, "value")])
+def test_classes(num_labels, kind):
+    problems = {"multi": "multi_label_classification", "value": "regression"}
+    changes = {"num_labels": num_labels, **({"problem_type": problems[kind]} if kind else {})}
+    folder = tiny_pooled("Llama", "classify", **changes)
+    llm = LLM(str(folder), num_gpu_blocks_override=64)
+    prompts = prompts_of([12, 3])
+    for prompt, output in zip(prompts, llm.classify(as_prompts(prompts), use_tqdm=False)):
+        logits = scores(folder, prompt, "classify").astype(np.float64)
+        expected = {
+            (3, None): np.exp(logits) / np.exp(logits).sum(),
+            (1, "value"): logits,
+        }.get((num_labels, kind), 1 / (1 + np.exp(-logits)))
+        assert output.outputs.num_classes == num_labels
+        np.testing.assert_allclose(output.outputs.probs, expected, rtol=1e-4, atol=1e-6)
+    (raw,) = llm.classify(
+        as_prompts(prompts[:1]), PoolingParams(use_activation=False), use_tqdm=False
+    )
+    expected = scores(folder, prompts[0], "classify")
+    np.testing.assert_allclose(raw.outputs.probs, expected, rtol=1e-4, atol=1e-5)
+    if num_labels > 1:
+        with pytest.raises(RequestError, match="this model has 3"):
+            llm.score("a", "b")
+    llm.close()
+
+
+def test_scores_are_cosines(embedder):
+    query, *documents = prompts_of([9, 4, 9, 20])
+    folder = tiny_pooled("Qwen3")
+    vectors = [hidden_states(folder, ids)[-1] for ids in (query, *documents)]
+    outputs = embedder.score(as_prompts([query]), as_prompts(documents), use_tqdm=False)
+    for vector, output in zip(vectors[1:], outputs, strict=True):
+        assert output.outputs.score == pytest.approx(cosine(vector, vectors[0]), abs=1e-5)
+    pairs = embedder.score(
+        as_prompts([query, documents[0]]), as_prompts(documents[1:]), use_tqdm=False
+    )
+    assert pairs[0].outputs.score == pytest.approx(cosine(vectors[0], vectors[2]), abs=1e-5)
+    assert pairs[1].outputs.score == pytest.approx(cosine(vectors[1], vectors[3]), abs=1e-5)
+    with pytest.raises(RequestError, match="data_1 must have one prompt, or as many as data_2"):
+        embedder.score(as_prompts(documents[:2]), as_prompts(documents), use_tqdm=False)
+
+
+@pytest.mark.parametrize(
+    ("params", "field", "text"),
+    [
+        ({"task": "classify"}, "task", "not one of this model's: embed, token_embed"),
+        ({"task": "nothing"}, "task", "is not known"),
+        ({"method": "lost"}, "method", "Did you mean 'last'"),
+        ({"method": "all"}, "method", "may be one of last, cls, mean"),
+        ({"task": "token_embed", "method": "mean"}, "method", "may be one of all, step"),
+        ({"dimensions": 49}, "dimensions", "at most 48"),
+        ({"dimensions": 0}, "dimensions", "from 1"),
+        ({"step_tag_id": 3}, "step_tag_id", "method='step' alone"),
+        ({"task": "token_embed", "method": "step"}, "step_tag_id", "needs step_tag_id"),
+        ({"truncate_prompt_tokens": 257}, "truncate_prompt_tokens", "at most max_model_len=256"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "at least 1, or -1"),
+        ({"use_activation": 1}, "use_activation", "True or False"),
+    ],
+)
+def test_what_cannot_be_asked(embedder, params, field, text):
+    with pytest.raises(RequestError, match=text) as caught:
+        embedder.encode({"prompt_token_ids": [5, 6]}, PoolingParams(**params), use_tqdm=False)
+    assert caught.value.field == field
+
+
+def test_dimensions_cut_before_the_length_becomes_one(embedder):
+    (ids,) = prompts_of([9])
+    whole = hidden_states(tiny_pooled("Qwen3"), ids)[-1]
+    (output,) = embedder.embed(
+        {"prompt_token_ids": ids}, PoolingParams(dimensions=5), use_tqdm=False
+    )
+    np.testing.assert_allclose(output.outputs.embedding, normalised(whole[:5]), rtol=1e-4)
+
+
+def test_served(embedder):
+    """Through messages, as AsyncLLM has it."""
+    prompts = prompts_of([9, 4, 20])
+    expected = embedder.encode(as_prompts(prompts), use_tqdm=False)
+    tokens = PoolingParams(task="token_embed")
+    by_token = embedder.encode(as_prompts(prompts), tokens, use_tqdm=False)
+
+    async def main():
+        llm = in_process(embedder)
+        with pytest.raises(RequestError, match="runner='generate'"):
+            async for _ in llm.generate([5], SamplingParams(), request_id="g"):
+                pass
+        with pytest.raises(RequestError, match="dimensions must be at most 48"):
+            await llm.pool([5], PoolingParams(dimensions=49), request_id="d")
+        with pytest.raises(RequestError, match="from 0 to 999"):
+            await llm.pool([1000], PoolingParams(), request_id="v")
+        calls = [
+            *(llm.pool(ids, PoolingParams(), request_id=f"a{i}") for i, ids in enumerate(prompts)),
+            *(llm.pool(ids, tokens, request_id=f"b{i}") for i, ids in enumerate(prompts)),
+        ]
+        outputs = await asyncio.gather(*calls)
+        for output, offline in zip(outputs, [*expected, *by_token], strict=True):
+            np.testing.assert_allclose(
+                output.outputs.data, offline.outputs.data, rtol=1e-5, atol=1e-6
+            )
+            assert output.prompt_token_ids == offline.prompt_token_ids
+        assert is_clean(llm)
+
+    asyncio.run(asyncio.wait_for(main(), 20))
