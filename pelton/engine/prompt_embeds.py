@@ -149,8 +149,8 @@ def _floats(given: Any, hidden_size: int, max_rows: int) -> _Array:
         )
     if not 1 <= shape[0] <= max_rows:
         raise RequestError(
-            f"prompt_embeds may have 1 to {max_rows} rows (max_model_len, less a token of the "
-            f"answer), got {shape[0]}.",
+            f"prompt_embeds may have 1 to {max_rows} rows (max_model_len allows no longer prompt), "
+            f"got {shape[0]}.",
             field=_FIELD,
         )
     if isinstance(given, PromptEmbeds):
