@@ -40,7 +40,7 @@ class PooledRequests:
         output: PoolingRequestOutput[PoolingOutput] = PoolingRequestOutput(
             request_id=request.request_id,
             prompt=prompt,
-            prompt_token_ids=request.known_token_ids.tolist(),
+            prompt_token_ids=request.prompt_token_ids.tolist(),
         )
         # Noted first: whatever interrupts the hand-over, `abort_all` knows of it.
         self._open[request.request_id] = output

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import numpy as np
 import pytest
 from support.embeds import FORMS, as_form, own_rows, places_of
 from support.families import tiny_model
+from support.in_process import in_process, is_clean
 from support.plain import greedy
 from support.pooled import cosine, tiny_pooled
 from support.tiny import TinyEngine, prompts_of, tiny_llama
@@ -203,6 +205,30 @@ def test_offline(llm):
     assert others[1].prompt_token_ids == [
         token if known else -1 for token, known in zip(PROMPTS[4], is_token)
     ]
+
+
+def test_across_the_process(llm):
+    """And the API process lets go of the embeddings when they are sent."""
+    rows = own_rows(tiny_model("Qwen3"), PROMPTS[4])
+    expected = text_results(EMBED)
+
+    async def main() -> None:
+        served = in_process(llm)
+        for kind in ("last", "mean", "cls", "all"):
+            task = asyncio.ensure_future(
+                served.pool({"prompt_embeds": rows}, EMBED[kind], request_id="r")
+            )
+            while "r" not in served._streams:
+                await asyncio.sleep(0)
+            assert served._streams["r"].request.prompt_embeds is None
+            output = await task
+            assert cosine(np.array(output.outputs.data), expected[4, kind]) > 0.9999
+            assert output.prompt_token_ids == [-1] * 21
+        with pytest.raises(RequestError, match="needs the ids of all tokens"):
+            await served.pool({"prompt_embeds": rows}, EMBED["step"], request_id="r")
+        assert is_clean(served)
+
+    asyncio.run(main())
 
 
 def test_steps_need_token_ids_and_hurt_nobody_else(llm):
