@@ -15,6 +15,13 @@ from pelton.errors import ConfigError
 MIN_PAIRS = 5
 
 
+def _numbers(text: str, field: str) -> list[int]:
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() and int(word) > 0 for word in words):
+        raise ConfigError(f"{field} must be positive numbers with commas, got {text!r}.")
+    return [int(word) for word in words]
+
+
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions:
     """What every benchmark has. Raises ConfigError for values that measure nothing.
@@ -148,10 +155,7 @@ class HostOptions(BenchOptions):
         self.sizes()
 
     def sizes(self) -> list[int]:
-        words = [word.strip() for word in self.rows.split(",")]
-        if not all(word.isdecimal() and int(word) > 0 for word in words):
-            raise ConfigError(f"rows must be positive numbers with commas, got {self.rows!r}.")
-        return [int(word) for word in words]
+        return _numbers(self.rows, "rows")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,6 +184,41 @@ class StagingOptions:
                 f"staging_mode must be auto, aliased, pinned or pageable, got "
                 f"{self.staging_mode!r}."
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModesOptions(BenchOptions):
+    """Decode steps with each staging_mode, in turns.
+
+    modes: which ones, with commas; the others are compared with the first.
+    rows: numbers of rows to measure, with commas.
+    input_len: prompt length of each, in tokens; some are up to a block longer.
+    num_steps: steps of a run.
+    arrival_every: steps after which one row leaves and another one comes.
+    """
+
+    modes: str = ",".join(STAGING_MODES)
+    rows: str = "1,64,256"
+    input_len: Tokens = 32
+    num_steps: int = 64
+    arrival_every: int = 4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.sizes()
+        self.mode_list()
+
+    def sizes(self) -> list[int]:
+        return _numbers(self.rows, "rows")
+
+    def mode_list(self) -> list[str]:
+        words = [word.strip() for word in self.modes.split(",")]
+        if not set(words) <= set(STAGING_MODES) or len(set(words)) < len(words):
+            raise ConfigError(
+                f"modes must be of {', '.join(STAGING_MODES)}, each once, with commas, got "
+                f"{self.modes!r}."
+            )
+        return words
 
 
 @dataclass(frozen=True, kw_only=True)

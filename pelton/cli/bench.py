@@ -11,6 +11,7 @@ from typing import Any
 from pelton.bench.options import (
     HostOptions,
     LatencyOptions,
+    ModesOptions,
     OffloadingOptions,
     OverheadOptions,
     ServingOptions,
@@ -48,6 +49,11 @@ KINDS: dict[str, tuple[type[Any], str, str]] = {
         StagingOptions,
         "pelton.bench.staging:run",
         "the way of tokens from the host to the device",
+    ),
+    "modes": (
+        ModesOptions,
+        "pelton.bench.modes:run",
+        "decode steps with each way of the host's memory to the device",
     ),
     "serve": (ServingOptions, "pelton.bench.serving:run", "a running server, of any make"),
     "overhead": (

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from pelton.device.late_copies import LateCopies
 from pelton.device.memory import cpu_facts
 from pelton.device.staging import HostMemory, UsesHostMemory
 from pelton.errors import ConfigError
@@ -25,9 +26,11 @@ _COLD_SHARE = 100
 
 
 class CUDAEvent:
-    """spins: whether `wait` keeps its core busy."""
+    """spins: whether `wait` keeps its core busy. late_copies: those so far are behind it."""
 
-    def __init__(self, stream: torch.cuda.Stream, spins: bool) -> None:
+    def __init__(self, stream: torch.cuda.Stream, spins: bool, late_copies: LateCopies) -> None:
+        self._late_copies = late_copies
+        self._num_late = late_copies.num_added
         self._event = torch.cuda.Event(blocking=not spins)  # type: ignore[no-untyped-call]
         self._event.record(stream)
 
@@ -36,6 +39,7 @@ class CUDAEvent:
 
     def wait(self) -> None:
         self._event.synchronize()
+        self._late_copies.land(self._num_late)
 
 
 class _SameAddress:
@@ -119,6 +123,8 @@ class CUDADevice(UsesHostMemory):
         # workspaces) would be made anew in the capture.
         self._stream = torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]
         self.attach()
+        self._side = torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]
+        self.late_copies = LateCopies(self)
         self._pool = torch.cuda.graph_pool_handle()
         self._first: torch.cuda.CUDAGraph | None = None
         self.host_memory = HostMemory(
@@ -178,8 +184,14 @@ class CUDADevice(UsesHostMemory):
     def copy_to_host(self, target: torch.Tensor, source: torch.Tensor) -> None:
         target.copy_(source, non_blocking=True)
 
+    def copy_beside(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """See LateCopies."""
+        with torch.cuda.stream(self._side):
+            target.copy_(source, non_blocking=True)
+        self._side.synchronize()
+
     def record_event(self) -> CUDAEvent:
-        return CUDAEvent(self._stream, self._spins)
+        return CUDAEvent(self._stream, self._spins, self.late_copies)
 
     @contextmanager
     def compiling(self) -> Iterator[None]:
@@ -219,3 +231,4 @@ class CUDADevice(UsesHostMemory):
 
     def synchronize(self) -> None:
         self._stream.synchronize()
+        self.late_copies.land(self.late_copies.num_added)

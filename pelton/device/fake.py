@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from pelton.device.late_copies import LateCopies
 from pelton.device.staging import HostMemory, UsesHostMemory
 from pelton.device.tape import Recorder, Tape
 
@@ -60,12 +61,14 @@ class FakeEvent:
     def __init__(self, device: FakeDevice, position: int) -> None:
         self._device = device
         self._position = position
+        self._num_late = device.late_copies.num_added
 
     def is_done(self) -> bool:
         return self._device.num_done >= self._position
 
     def wait(self) -> None:
         self._device.run_until(self._position)
+        self._device.late_copies.land(self._num_late)
 
 
 class FakeDevice(UsesHostMemory):
@@ -83,6 +86,7 @@ class FakeDevice(UsesHostMemory):
     def __init__(self, staging_mode: str = "auto", cold_bytes: int | None = None) -> None:
         self._queue: deque[tuple[Callable[..., Any], tuple[Any, ...]]] = deque()
         self._recorder = Recorder()
+        self.late_copies = LateCopies(self)
         self._reset_counts()
         self.host_memory = HostMemory(self, staging_mode, cold_bytes)
         self._reset_counts()  # the probe's own
@@ -132,6 +136,15 @@ class FakeDevice(UsesHostMemory):
         assert self._recorder.launches is None, "a copy of host memory in a recording"
         self.launch(torch.Tensor.copy_, target, source)
 
+    def deliver(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        assert self._recorder.launches is None, "a copy to host memory in a recording"
+        super().deliver(target, source)
+
+    def copy_beside(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """See LateCopies."""
+        with torch._C.DisableTorchFunctionSubclass():
+            target.copy_(source)
+
     def record_event(self) -> FakeEvent:
         return FakeEvent(self, self.num_done + len(self._queue))
 
@@ -143,6 +156,7 @@ class FakeDevice(UsesHostMemory):
 
     def synchronize(self) -> None:
         self.run_until(self.num_done + len(self._queue))
+        self.late_copies.land(self.late_copies.num_added)
 
     def run_until(self, position: int) -> None:
         """Run queue entries until `position` of them have ended since the device was made."""

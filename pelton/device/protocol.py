@@ -115,7 +115,13 @@ class Device(Protocol):
         ...
 
     def copy_to_host(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Queue target[...] = source; target is host memory."""
+        """Queue target[...] = source; target is host memory. Where it is not pinned the host may be
+        kept waiting for all that is queued before."""
+        ...
+
+    def deliver(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """`copy_to_host` for results: nobody but the host reads `target`, once `wait` of an event
+        recorded after this has returned, or `synchronize`. Never keeps the host waiting."""
         ...
 
     def record_event(self) -> Event:

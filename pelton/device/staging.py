@@ -11,6 +11,7 @@ so what is promised is tried.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
@@ -18,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from pelton.device.late_copies import LateCopies
 from pelton.device.protocol import StagingBlock
 from pelton.device.table import STAGING_MODES
 from pelton.errors import ConfigError
@@ -150,10 +152,21 @@ class HostMemory:
         return line + "."
 
 
-class UsesHostMemory:
-    """The verbs of a Device that its `host_memory` answers."""
+class UsesHostMemory(ABC):
+    """The verbs of a Device that its `host_memory` answers. late_copies: of `deliver`, which events
+    land."""
 
     host_memory: HostMemory
+    late_copies: LateCopies
+
+    @abstractmethod
+    def copy_to_host(self, target: torch.Tensor, source: torch.Tensor) -> None: ...
+
+    def deliver(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        if self.host_memory.mode == "pageable":
+            self.late_copies.add(target, source)
+        else:
+            self.copy_to_host(target, source)
 
     def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return self.host_memory.buffer(shape, dtype)

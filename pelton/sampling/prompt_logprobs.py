@@ -218,7 +218,7 @@ class PromptLogprobRows(StepParticipant):
             (host.top_ids(first, last, width), out.top_ids[:count, :width]),
             (host.top_logprobs(first, last, width), out.top_logprobs[:count, :width]),
         ):
-            self._device.copy_to_host(target, values)
+            self._device.deliver(target, values)
 
     def _score(
         self,

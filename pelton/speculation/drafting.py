@@ -62,7 +62,7 @@ class DraftStore:
         )
         if not self.counts_drafts:
             return sampled
-        self._device.copy_to_host(counts, proposed[: len(counts)])
+        self._device.deliver(counts, proposed[: len(counts)])
         return self._device.record_event()
 
 

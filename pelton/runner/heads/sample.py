@@ -133,7 +133,7 @@ class SampleHead:
         self, slot: HostResults, plan: SamplePlan, batch: InputBatch, packed: torch.Tensor
     ) -> None:
         n, logits = batch.num_rows, batch.num_logits
-        self._device.copy_to_host(slot.packed[:n], packed[:n])
+        self._device.deliver(slot.packed[:n], packed[:n])
         if not plan.logprob_spans:
             return
         # Whole rows: a copy of a few columns is not one block of memory, and might wait.
@@ -144,7 +144,7 @@ class SampleHead:
             (slot.top_ids[:logits], output.top_ids[:logits]),
             (slot.top_logprobs[:logits], output.top_logprobs[:logits]),
         ):
-            self._device.copy_to_host(target, values)
+            self._device.deliver(target, values)
 
     def _plan(self, batch: InputBatch) -> SamplePlan:
         counts = batch.num_logits_np
