@@ -44,6 +44,10 @@ class LateCopies:
     def land(self, num_added: int) -> None:
         """Those of the first `num_added` that have not yet. All work queued before the last one of
         them has run."""
-        while self._num_landed < num_added:
-            self._num_landed += 1
-            self._device.copy_beside(*self._waiting.popleft())
+        if self._num_landed >= num_added:
+            return
+        # Whoever waits may be outside of the mode that the buffers were made in.
+        with torch.inference_mode():
+            while self._num_landed < num_added:
+                self._num_landed += 1
+                self._device.copy_beside(*self._waiting.popleft())
