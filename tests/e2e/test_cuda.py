@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from support.drafters import ngram_drafts
@@ -18,6 +20,7 @@ from support.tiny import (
 
 from pelton.config.graphs import GraphsConfig
 from pelton.config.params import SamplingParams
+from pelton.core.plan import StepPlan
 from pelton.device import cuda
 from pelton.device.cuda import CUDADevice
 from pelton.device.table import STAGING_MODES
@@ -80,21 +83,39 @@ def test_triton_gives_the_same_tokens_however_it_is_run(changes, backend):
         assert engine.generate(prompts) == expected
 
 
-def test_no_step_waits_for_the_device():
+@pytest.mark.parametrize("mode", STAGING_MODES)
+def test_no_step_waits_for_the_device(mode):
     """Every launch of a generation runs with synchronising calls forbidden; only the collection of
-    results may wait, and it waits on an event."""
-    engine = TinyEngine(tiny_llama(), device="cuda")
-    names = [
-        engine.add(prompt, SamplingParams(temperature=0.8, top_p=0.9, max_tokens=12, logprobs=3))
-        for prompt in prompts_of([5, 40, 90])
-    ]
-    names.append(engine.add(prompts_of([9])[0]))
+    results may wait, and it waits on an event. The driver's own waits, which torch does not see,
+    would last until a kernel that sleeps has ended."""
+    engine = TinyEngine(tiny_llama(), device=f"cuda/{mode}")
+    device, execute = engine.device, engine.worker.execute
+
+    def run() -> list[Any]:
+        names = [
+            engine.add(
+                prompt, SamplingParams(temperature=0.8, top_p=0.9, max_tokens=12, logprobs=3)
+            )
+            for prompt in prompts_of([5, 40, 90])
+        ]
+        names.append(engine.add(prompts_of([9])[0]))
+        outcomes = engine.run()
+        return [outcomes[name].error for name in names]
+
+    def behind_a_sleeper(plan: StepPlan) -> Any:
+        device.launch(torch.cuda._sleep, 50_000_000)  # 25 ms or more
+        event = device.record_event()
+        outcome = execute(plan)
+        assert not event.is_done()
+        return outcome
+
+    run()  # what the first steps compile and allocate is there
+    engine.worker.execute = behind_a_sleeper  # type: ignore[method-assign]
     torch.cuda.set_sync_debug_mode("error")
     try:
-        outcomes = engine.run()
+        assert run() == [None] * 4
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert all(outcomes[name].error is None for name in names)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
