@@ -142,8 +142,6 @@ class StagedStep:
         self.is_leased = False
 
     def lease(self) -> None:
-        if self.is_leased:
-            raise IntegrityError("a staging slot was asked for while a step still holds it")
         staging = self._staging
         if self._fence is not None and not self._fence.is_done():
             staging.stats.num_waits += 1
@@ -306,7 +304,13 @@ class Staging:
         return len(self._writes)
 
     def begin(self) -> StagedStep:
-        """Lease the next ring slot; waits only when `depth` steps are already in flight."""
+        """Lease the next ring slot; waits only when `depth` steps are already in flight.
+
+        Raises IntegrityError while the step before holds its slot: a step turns the ring once, or
+        the ring would hold half as many.
+        """
+        if self._ring[self._next - 1].is_leased:
+            raise IntegrityError("a staging slot was asked for while a step still holds its own")
         step = self._ring[self._next]
         step.lease()
         self._next = (self._next + 1) % len(self._ring)

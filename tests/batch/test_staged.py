@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.tiny import TinyEngine, tiny_llama
 
 from pelton.batch import staged as staged_module
 from pelton.batch.staged import StagedStep, Staging
@@ -377,8 +378,40 @@ def test_a_step_publishes_once_and_not_after_its_release():
     assert read(device, table.tensor).tolist() == [[1, 0, 0, 0]]
 
 
+def test_a_step_that_turns_the_ring_twice_is_refused():
+    """specs/staging_and_pooling.md 0.4b: as a participant would that staged and flushed for itself
+    in the midst of a step."""
+    device = FakeDevice()
+    staging = Staging(device, depth=2)
+    table = staging.tensor("t", 1, 4, torch.int32)
+    staging.allocate()
+    step = staging.begin()
+    table.stage(0, 0, [1])
+    staging.flush(step)
+    with pytest.raises(IntegrityError, match="while a step still holds its own"):
+        staging.begin()
+    step.release()
+    assert staging.begin() is not step, "a refused request skips no slot, and takes none"
+    assert staging.stats.num_steps == 2
+
+
+def test_a_participant_that_turns_the_ring_again_fails_the_step():
+    """The same in a whole engine: its requests end with an error, and no token is wrong."""
+    engine = TinyEngine(tiny_llama(), device="fake")
+    runner = engine.worker._assembled.runner
+
+    def again(batch: object) -> None:
+        runner._staging.flush_writes(runner._staging.begin())
+
+    runner._before_hooks = (*runner._before_hooks, again)
+    name = engine.add([1, 2, 3])
+    outcome = engine.run()[name]
+    assert isinstance(outcome.error, IntegrityError)
+    assert outcome.token_ids == []
+
+
 def rotate_twice(num_steps: int = 8) -> list[list[int]]:
-    """Spec 0.4b: a ring for two steps of which every step takes two slots."""
+    """A ring for two steps of which every step takes two slots, one after the other."""
     device = FakeDevice()
     staging = Staging(device, depth=2)
     table = staging.tensor("t", 1, 2, torch.int32)
@@ -401,6 +434,7 @@ def rotate_twice(num_steps: int = 8) -> list[list[int]]:
 
 
 def test_two_slots_in_a_step_wait_for_the_fence(monkeypatch):
+    """Spec 0.4b: what is not refused, since one is released before the other is taken, is safe."""
     assert rotate_twice() == [[i, i] for i in range(8)]
     monkeypatch.setattr(FakeEvent, "wait", lambda self: None)
     assert goes_wrong(lambda: rotate_twice(), [[i, i] for i in range(8)])
@@ -606,19 +640,6 @@ def test_any_order_of_staging_and_reading_equals_plain_arrays(mode, depth, actio
         assert np.array_equal(host.numpy(), right)
     for name in "ac":
         assert np.array_equal(read(device, tables[name].tensor), model[name])
-
-
-def test_a_slot_that_is_still_held_is_not_given_out():
-    staging = Staging(FakeDevice(), depth=1)
-    staging.section("s", 1)
-    staging.allocate()
-    first, second = staging.begin(), staging.begin()
-    with pytest.raises(IntegrityError, match="still holds"):
-        staging.begin()
-    first.release()
-    assert staging.begin() is first, "a refused request does not skip a slot"
-    second.release()
-    assert staging.begin() is second
 
 
 def test_dropped_writes_never_arrive():
