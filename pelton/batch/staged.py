@@ -150,11 +150,11 @@ class StagedStep:
         self._is_published = False
         if len(self.header) != staging.header_len:
             self.header = np.zeros(staging.header_len, np.int32)
-        self._shrink()
         if staging.device.poisons:
             self.header.fill(_POISON)
             if self._block is not None:
                 self._block.words.fill(_POISON)
+        self._shrink()
 
     def publish(self, arrays: list[npt.NDArray[np.int32]]) -> torch.Tensor:
         """[n] for kernels: the arrays back to back.
@@ -198,8 +198,6 @@ class StagedStep:
     def _replace(self, num_words: int) -> None:
         """A block of the next power of two of words. Only between the fence and `publish`."""
         staging, old = self._staging, self._block
-        if old is not None and staging.device.poisons:
-            old.words.fill(_POISON)
         self._block = staging.device.staging_block(1 << (num_words - 1).bit_length())
         self._num_small = self._num_words = 0
         stats = staging.stats

@@ -87,8 +87,11 @@ class FakeDevice(UsesHostMemory):
         self._queue: deque[tuple[Callable[..., Any], tuple[Any, ...]]] = deque()
         self._recorder = Recorder()
         self.late_copies = LateCopies(self)
+        self._waits_for_copies = False
         self._reset_counts()
         self.host_memory = HostMemory(self, staging_mode, cold_bytes)
+        # As a driver does where the host's memory is not pinned.
+        self._waits_for_copies = self.host_memory.mode == "pageable"
         self._reset_counts()  # the probe's own
 
     def _reset_counts(self) -> None:
@@ -135,6 +138,8 @@ class FakeDevice(UsesHostMemory):
     def copy_to_host(self, target: torch.Tensor, source: torch.Tensor) -> None:
         assert self._recorder.launches is None, "a copy of host memory in a recording"
         self.launch(torch.Tensor.copy_, target, source)
+        if self._waits_for_copies:
+            self.run_until(self.num_done + len(self._queue))
 
     def deliver(self, target: torch.Tensor, source: torch.Tensor) -> None:
         assert self._recorder.launches is None, "a copy to host memory in a recording"

@@ -30,7 +30,7 @@ NUMPY = {torch.int32: np.int32, torch.int64: np.int64, torch.float32: np.float32
 
 def read(device: Device, tensor: torch.Tensor) -> np.ndarray:
     host = device.host_buffer(tuple(tensor.shape), tensor.dtype)
-    device.copy_to_host(host, tensor)
+    device.deliver(host, tensor)
     device.synchronize()
     return host.numpy()
 
@@ -104,7 +104,7 @@ def test_ragged_writes_over_many_steps_equal_a_numpy_model(make):
         snapshots = []
         for name, table in tables.items():
             host = device.host_buffer(model[name].shape, table.dtype)
-            device.copy_to_host(host, table.tensor)
+            device.deliver(host, table.tensor)
             snapshots.append((host, model[name].copy()))
         leased.release()
         pending.append((snapshots, device.record_event()))
@@ -515,10 +515,15 @@ def test_memory_of_a_long_prompt_is_given_back_when_it_was_not_needed_for_long(m
         return staging.stats.host_bytes // 4
 
     assert run(1000) == 1024
+    (slot,) = staging._ring
+    large = slot._block
+    assert large is not None
     assert [run(40) for _ in range(3)] == [1024] * 3
     assert run(500) == 1024  # needed again: counted anew
     sizes = [run(n) for n in (0, 40, 0, 0, 0, 0, 0)]
     assert sizes == [1024] * 5 + [64] * 2
+    assert slot._block is not large
+    assert (large.words == staged_module._POISON).all(), "a late reader sees no numbers"
     assert staging.stats.peak_host_bytes == 4 * 1024
     assert read(device, table.tensor)[0, :40].tolist() == [40] * 40
 
@@ -631,7 +636,7 @@ def test_any_order_of_staging_and_reading_equals_plain_arrays(mode, depth, actio
         elif kind == "read":
             for name, tensor in [(n, tables[n].tensor) for n in "ac"] + [("s", section.tensor)]:
                 host = device.host_buffer(tuple(tensor.shape), torch.int32)
-                device.copy_to_host(host, tensor)
+                device.deliver(host, tensor)
                 late.append((host, model[name].copy()))
         else:
             device.synchronize()

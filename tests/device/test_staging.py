@@ -42,7 +42,7 @@ def kept(device: Device, tensor: torch.Tensor) -> torch.Tensor:
     copy = device.empty(tuple(tensor.shape), tensor.dtype)
     device.launch(torch.Tensor.copy_, copy, tensor)
     host = device.host_buffer(tuple(tensor.shape), tensor.dtype)
-    device.copy_to_host(host, copy)
+    device.deliver(host, copy)
     return host
 
 
@@ -169,8 +169,19 @@ def test_a_mode_that_works_is_taken_when_asked_for(asked):
 def test_a_large_cold_table_lies_with_the_host_where_the_device_reads_it_there(mode):
     """T2, T6."""
     device = FakeDevice(mode, cold_bytes=4000)
+    pinned: list[int] = []
+    make = device.pinned
+
+    def recorded(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        host = make(shape, dtype)
+        pinned.append(host.data_ptr())
+        return host
+
+    device.pinned = recorded  # type: ignore[method-assign]
     small, large = (device.cold_table(f"t{n}", (n, 10), torch.int32) for n in (99, 100))
     again = device.cold_table("t100", (100, 10), torch.int32)  # measured first, then made
+    lies_with_host = [table.data_ptr() in pinned for table in (small, large, again)]
+    assert lies_with_host == [False, mode == "aliased", mode == "aliased"]
     for table in (small, large, again):
         seen = kept(device, table)
         device.synchronize()

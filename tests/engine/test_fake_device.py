@@ -152,9 +152,11 @@ def test_decode_plans_carry_no_token_values():
     assert num_decodes > 12
 
 
-def test_results_are_asked_for_by_the_consumer_alone():
-    """Nothing between `schedule` and `execute` runs the device's queue."""
-    engine = fake()
+@pytest.mark.parametrize("mode", STAGING_MODES)
+def test_results_are_asked_for_by_the_consumer_alone(mode):
+    """Nothing between `schedule` and `execute` runs the device's queue, nor a copy that waits for
+    it."""
+    engine = fake(device=f"fake/{mode}")
     device = engine.device
     assert isinstance(device, FakeDevice)
     execute = engine.worker.execute
