@@ -188,7 +188,9 @@ class CUDADevice(UsesHostMemory):
         """See LateCopies."""
         with torch.cuda.stream(self._side):
             target.copy_(source, non_blocking=True)
-        self._side.synchronize()
+        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        done.record(self._side)
+        done.synchronize()
 
     def record_event(self) -> CUDAEvent:
         return CUDAEvent(self._stream, self._spins, self.late_copies)
