@@ -34,7 +34,8 @@ class PromptEmbedRows(StepParticipant):
     rows they are. They are packed, and travel in one copy that nobody waits for.
 
     Args:
-        max_tokens: of a step. is_enabled: else there is no memory for any, and each is refused.
+        max_tokens: of a step. is_enabled: else each is refused. is_first: of the stages of a
+            pipeline; the others get hidden states, and only refuse what the first one does.
     """
 
     def __init__(
@@ -42,13 +43,15 @@ class PromptEmbedRows(StepParticipant):
         device: Device,
         *,
         is_enabled: bool,
+        is_first: bool = True,
         max_tokens: int,
         hidden_size: int,
         dtype: torch.dtype,
     ) -> None:
         self._device = device
         self._is_enabled = is_enabled
-        size = max_tokens if is_enabled else 0
+        self._uploads = is_enabled and is_first
+        size = max_tokens if self._uploads else 0
         self._rows = device.zeros((size, hidden_size), dtype)
         self._places = device.zeros((size,), torch.int64)
         self._to_come: dict[int, NewRow] = {}
@@ -73,7 +76,8 @@ class PromptEmbedRows(StepParticipant):
                 f"of {embeds.dtype}.",
                 field="prompt_embeds",
             )
-        self._to_come[row.ref.slot] = row
+        if self._uploads:
+            self._to_come[row.ref.slot] = row
 
     def remove_request(self, ref: SlotRef) -> None:
         self._to_come.pop(ref.slot, None)
@@ -81,7 +85,7 @@ class PromptEmbedRows(StepParticipant):
     def before_forward(self, batch: InputBatch) -> None:
         """Queue the copy of the step's embeddings."""
         self._count = 0
-        if not batch.descriptor.has_embeds:
+        if not (self._uploads and batch.descriptor.has_embeds):
             return
         pieces, places = self._take(batch)
         if not pieces:

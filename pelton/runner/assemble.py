@@ -121,15 +121,14 @@ def assemble(
     embeds = PromptEmbedRows(
         device,
         is_enabled=config.enable_prompt_embeds,
+        is_first=place is None or place.previous is None,
         max_tokens=max_tokens,
         hidden_size=config.model.hidden_size,
         dtype=dtype,
     )
     end = make_end(config, device, model, staging, rows)
     # One order for every hook. Who may refuse a row first: the others then never hear of it.
-    participants = [*end.participants]
-    if place is None or place.previous is None:
-        participants.insert(0, embeds)  # later stages get hidden states
+    participants = [embeds, *end.participants]
     checkpoints = StateCheckpoints(
         device, staging, max_num_seqs=max_rows, pages=sum(group.pages for group in kept)
     )

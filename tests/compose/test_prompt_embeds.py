@@ -18,6 +18,7 @@ from pelton.config.graphs import GraphsConfig
 from pelton.config.speculation import SpeculationConfig
 from pelton.core.descriptor import Descriptor
 from pelton.core.prompt_embeds import PromptEmbeds, placeholders
+from pelton.engine.prompt_embeds import as_prompt_embeds
 from pelton.errors import RequestError
 from pelton.forward.recorded import RecordedExecutor
 
@@ -122,6 +123,41 @@ def test_preempted_at_every_step(form, caching, depth):
         assert outcomes[name].request.num_preemptions == int(was_running)
         assert outcomes[name].token_ids == plain_tokens(PROMPTS[3], seeded(9), seed=5), k
         assert outcomes[neighbour].token_ids == plain_tokens(PROMPTS[2], greedy(9)), k
+
+
+@pytest.mark.parametrize("form", ["embeds", "mix"])
+def test_preempted_to_host_memory(form):
+    """What was saved is copied back, and only what was not yet computed is uploaded."""
+    for k in range(1, 8):
+        engine = engine_of(
+            "fake", long_prefill_token_threshold=3, enable_prefix_caching=False, num_host_pages=40
+        )
+        name = add_form(engine, tiny_llama(), PROMPTS[4], greedy(5), form)
+        for _ in range(k):
+            engine.step()
+        engine.loop.scheduler.preempt(name)
+        assert engine.run()[name].token_ids == plain_tokens(PROMPTS[4], greedy(5)), k
+        stats = engine.loop.scheduler.stats
+        assert stats.num_recomputed_tokens == 0
+        assert k < 3 or stats.num_restored_tokens >= 3
+
+
+def test_bfloat16_and_a_table_that_the_head_shares():
+    """Rows of float32 are rounded as the table was."""
+    folder = tiny_llama(tie_word_embeddings=True, dtype="bfloat16")
+    engine = TinyEngine(folder, enable_prompt_embeds=True, dtype="bfloat16", **INVARIANT)
+    for prompt in PROMPTS:
+        found = []
+        for form in FORMS:
+            given = as_form(folder, prompt, places_of(form, len(prompt)))
+            if "prompt_embeds" in given:
+                given["prompt_embeds"] = as_prompt_embeds(
+                    given["prompt_embeds"], None, dtype="bfloat16", hidden_size=48, max_rows=99
+                )
+            found.append(engine.add(params=greedy(logprobs=3), **given))
+        outcomes = engine.run()
+        assert all(outcomes[name].error is None for name in found)
+        assert len({tuple(logprobs_of(engine, name)) for name in found}) == 1
 
 
 def test_aborted_in_mid_prefill_leaves_nothing():

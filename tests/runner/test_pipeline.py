@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.embeds import add_form, check_forms
 from support.plain import KINDS, greedy, plain_tokens
 from support.tiny import TinyEngine, checkpoint_of, prompts_of, tiny_llama
 
@@ -109,6 +110,29 @@ def test_two_stages_give_the_plain_tokens(chunk, device, depth):
     assert engine.loop.scheduler.stats.num_preemptions > 1
     for name, tokens in expected.items():
         assert outcomes[name].token_ids == tokens, name
+
+
+@pytest.mark.parametrize("device", ["queued", "fake"])
+@pytest.mark.parametrize("chunk", [0, 3])
+def test_prompts_of_embeddings(chunk, device):
+    """The first stage brings them, the other one has no memory for any."""
+    engine, stages = two_stages(
+        device, long_prefill_token_threshold=chunk, num_blocks=40, enable_prompt_embeds=True
+    )
+    check_forms(engine, tiny_llama(), prompts_of([1, 6, 11, 24], seed=17), KINDS)
+    stages.check_rows()
+    sizes = [stage._add_hooks[0].__self__._rows.numel() for stage in stages.stages]  # type: ignore[attr-defined]
+    assert sizes == [64 * 48, 0]
+
+
+def test_a_prompt_of_embeddings_is_refused_on_both_stages():
+    engine, stages = two_stages("fake")
+    bad = add_form(engine, tiny_llama(), [5, 6, 7], greedy(), "embeds")
+    good = engine.add([5, 6, 7], greedy())
+    outcomes = engine.run()
+    assert "enable_prompt_embeds" in str(outcomes[bad].error)
+    assert outcomes[good].token_ids == plain_tokens([5, 6, 7], greedy())
+    stages.check_rows()
 
 
 @pytest.mark.parametrize("device", ["queued", "fake"])
