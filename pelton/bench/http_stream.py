@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-import urllib.parse
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from pelton.config.reasons import reason_of
-from pelton.errors import ConfigError, EngineError
+from pelton.config.server_url import read_server_url
+from pelton.errors import EngineError
 
 _PIECE = 2**16
 _MAX_HEAD = 2**16
@@ -38,17 +38,10 @@ class HttpClient:
     """
 
     def __init__(self, url: str, key: str | None = None) -> None:
-        parts = urllib.parse.urlsplit(url if "//" in url else f"http://{url}")
-        try:
-            port = parts.port
-        except ValueError:
-            raise ConfigError(f"url={url!r} has no valid port.") from None
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"url={url!r} must look like http://127.0.0.1:8000.")
-        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
-        self._host, self._port = parts.hostname, port or (443 if self._tls else 80)
-        self._root = parts.path.rstrip("/").removesuffix("/v1")
-        self._headers = f"Host: {parts.netloc.rpartition('@')[2]}\r\n"
+        server = read_server_url(url)
+        self._tls = ssl.create_default_context() if server.is_secure else None
+        self._host, self._port, self._root = server.host, server.port, server.root
+        self._headers = f"Host: {server.authority}\r\n"
         if key:
             self._headers += f"Authorization: Bearer {key}\r\n"
         self._idle: list[_Connection] = []

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from pelton.config.server_url import read_server_url
 from pelton.config.sizes import Tokens, read_sizes
 from pelton.device.table import STAGING_MODES
 from pelton.errors import ConfigError
@@ -281,6 +282,7 @@ class ServingOptions:
 
     def __post_init__(self) -> None:
         read_sizes(self)
+        read_server_url(self.url)
         least = {"num_warmups": 0, "vocab_size": 101, "seed": 0}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)

@@ -10,14 +10,16 @@ import json
 import queue
 import ssl
 import threading
-import urllib.parse
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from pelton.cli.serve import needs_server_packages
 from pelton.config.engine import EngineArgs
 from pelton.config.reasons import reason_of
 from pelton.config.server import ServerArgs
+from pelton.config.server_url import read_server_url
 from pelton.errors import ConfigError, EngineError, RequestError
 
 _CONNECT_SECONDS = 10.0
@@ -40,27 +42,35 @@ class Api(Protocol):
     def close(self) -> None: ...
 
 
-class ServerApi:
-    """A server's. url: with or without /v1. model: None = the first one that it has.
+@dataclass(frozen=True, slots=True)
+class ClientCertificate:
+    """PEM files. key_file: None if the key stands beside the certificate."""
 
-    Raises ConfigError for what is no URL, EngineError if nobody answers there.
+    file: str
+    key_file: str | None
+
+
+class ServerApi:
+    """A server's. url: with or without /v1. model: None = the first one that it has. certificate:
+    for servers that want one of their clients.
+
+    Raises ConfigError for what is no URL or no certificate, EngineError if nobody answers there.
     """
 
-    def __init__(self, url: str, key: str | None, model: str | None) -> None:
-        parts = urllib.parse.urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(
-                f"url={url!r} is none of a server: it starts with http:// or https://, as "
-                "http://127.0.0.1:8000 does."
-            )
-        try:
-            self._port = parts.port
-        except ValueError:
-            raise ConfigError(f"url={url!r} has no valid port.") from None
-        self._is_secure = parts.scheme == "https"
-        self._host = parts.hostname
-        self._root = parts.path.rstrip("/").removesuffix("/v1")
+    def __init__(
+        self,
+        url: str,
+        key: str | None,
+        model: str | None,
+        certificate: ClientCertificate | None = None,
+    ) -> None:
+        self._server = read_server_url(url)
         self._url = url
+        self._context = None
+        if self._server.is_secure:
+            self._context = _tls_context(certificate)
+        elif certificate is not None:
+            raise ConfigError(f"client_cert is for TLS; url={url!r} does not start with https://.")
         self._headers = {"Content-Type": "application/json"}
         if key:
             self._headers["Authorization"] = f"Bearer {key}"
@@ -101,33 +111,60 @@ class ServerApi:
     def _answer(
         self, method: str, path: str, body: bytes | None
     ) -> Iterator[http.client.HTTPResponse]:
+        server = self._server
         connection: http.client.HTTPConnection
-        if self._is_secure:
+        if self._context is not None:
             connection = http.client.HTTPSConnection(
-                self._host,
-                self._port,
-                timeout=_CONNECT_SECONDS,
-                context=ssl.create_default_context(),
+                server.host, server.port, timeout=_CONNECT_SECONDS, context=self._context
             )
         else:
             connection = http.client.HTTPConnection(
-                self._host, self._port, timeout=_CONNECT_SECONDS
+                server.host, server.port, timeout=_CONNECT_SECONDS
             )
         with contextlib.closing(connection):
             try:
                 connection.connect()
                 connection.sock.settimeout(_READ_SECONDS)
-                connection.request(method, self._root + path, body, self._headers)
+                connection.request(method, server.root + path, body, self._headers)
                 response = connection.getresponse()
                 if response.status != 200:
                     text = response.read()
             except (OSError, http.client.HTTPException) as error:
-                raise EngineError(f"{self._url} does not answer: {reason_of(error)}.") from None
+                raise EngineError(f"{self._url} does not answer: {_why(error)}.") from None
             if response.status != 200:
                 raise _refusal(
                     response.status, text, self._url.rstrip("/").removesuffix("/v1") + path
                 )
             yield response
+
+
+def _tls_context(certificate: ClientCertificate | None) -> ssl.SSLContext:
+    """Raises ConfigError for files without a certificate or its key."""
+    context = ssl.create_default_context()
+    if certificate is None:
+        return context
+    files = {"client_cert": certificate.file, "client_key": certificate.key_file}
+    for name, file in files.items():
+        try:
+            if file is not None:
+                Path(file).read_bytes()
+        except OSError as error:
+            raise ConfigError(f"{name}={file!r} cannot be read: {reason_of(error)}.") from None
+    try:
+        context.load_cert_chain(certificate.file, certificate.key_file)
+    except (OSError, ValueError) as error:
+        given = " and ".join(f"{name}={file!r}" for name, file in files.items() if file)
+        reason = str(getattr(error, "reason", None) or "no PEM").replace("_", " ").lower()
+        raise ConfigError(
+            f"{given} must hold a certificate and its private key in PEM; OpenSSL says: {reason}."
+        ) from None
+    return context
+
+
+def _why(error: Exception) -> str:
+    if "CERTIFICATE_REQUIRED" in str(getattr(error, "reason", "")):
+        return "it wants a certificate of its clients (--client-cert)"
+    return reason_of(error)
 
 
 class OwnApi:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pelton.cli.api import Api, OwnApi, ServerApi
+from pelton.cli.api import Api, ClientCertificate, OwnApi, ServerApi
 from pelton.cli.flags import Parser, add_fields, field_names, given
 from pelton.cli.generate import ENGINE_FIELDS, add_model
 from pelton.config.engine import EngineArgs
@@ -47,6 +47,14 @@ def make_parser(prog: str, description: str) -> Parser:
         "--api-key", metavar="KEY", help="the server's; else the first one in PELTON_API_KEY"
     )
     parser.add_argument(
+        "--client-cert",
+        metavar="FILE",
+        help="certificate in PEM, for a server that wants one of its clients (mutual TLS)",
+    )
+    parser.add_argument(
+        "--client-key", metavar="FILE", help="its private key; else it stands in the same file"
+    )
+    parser.add_argument(
         "-q", "--quick", metavar="TEXT", help="one answer, to this text; - reads standard input"
     )
     parser.add_argument(
@@ -76,9 +84,11 @@ def parse(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
                 f"{word} and --url exclude each other: the server has its model already{hint}"
             )
     else:
-        for name in ("model_name", "api_key"):
+        for name in ("model_name", "api_key", "client_cert", "client_key"):
             if getattr(options, name) is not None:
                 parser.error(f"--{name.replace('_', '-')} is for a server; add --url")
+    if options.client_key is not None and options.client_cert is None:
+        parser.error("--client-key needs --client-cert")
     return options
 
 
@@ -93,7 +103,10 @@ def open_api(options: argparse.Namespace, command: str) -> Iterator[Api]:
     api: Api
     if options.url is not None:
         key = options.api_key or (api_keys() or "").split(",")[0].strip()
-        api = ServerApi(options.url, key, options.model_name)
+        certificate = None
+        if options.client_cert is not None:
+            certificate = ClientCertificate(options.client_cert, options.client_key)
+        api = ServerApi(options.url, key, options.model_name, certificate)
     else:
         begin = time.perf_counter()
         args = engine_args(options)

@@ -17,7 +17,6 @@ import functools
 import logging
 import re
 import socket
-import ssl
 import sys
 import time
 from collections.abc import Generator
@@ -35,6 +34,7 @@ from pelton.config.server import ServerArgs
 from pelton.server.errors import ApiError
 from pelton.server.request_ids import HEADER, RequestId, id_of
 from pelton.server.streaming import json_bytes
+from pelton.server.tls import server_context
 
 log = logging.getLogger("pelton.server")
 
@@ -283,10 +283,7 @@ def server_of(app: ASGIApp, args: ServerArgs) -> Server:
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=args.keep_alive_timeout,
-        ssl_certfile=args.ssl_certfile,
-        ssl_keyfile=args.ssl_keyfile,
-        ssl_keyfile_password=args.ssl_keyfile_password,
-        ssl_ca_certs=args.ssl_ca_certs,
-        ssl_cert_reqs=ssl.CERT_NONE if args.ssl_ca_certs is None else ssl.CERT_REQUIRED,
     )
+    config.load()
+    config.ssl = server_context(args)
     return Server(config, limits)

@@ -58,13 +58,18 @@ def test_serve_has_no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.ModuleType("pelton.bench.serving")
     module.run = seen.append  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    assert main("bench serve --url x --request-rate inf --goodput ttft:2".split()) == 0
-    assert seen == [ServingOptions(url="x", goodput="ttft:2")]
+    assert main("bench serve --url http://x --request-rate inf --goodput ttft:2".split()) == 0
+    assert seen == [ServingOptions(url="http://x", goodput="ttft:2")]
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
+        (
+            "serve --url notaurl",
+            "url='notaurl' is none of a server, which starts with http:// or https:// and a host; "
+            "it is written as http://127.0.0.1:8000 or https://example.org/v1.",
+        ),
         ("serve --request-rate 0", "request_rate must be above 0, got 0.0."),
         ("overhead --baseline", "baseline: here the other side is the engine alone; leave it out."),
         ("latency --batch-size 0", "batch_size must be at least 1, got 0."),

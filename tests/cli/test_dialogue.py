@@ -295,6 +295,9 @@ def test_one_answer_of_an_engine_of_its_own(server: ServeProcess) -> None:
         ("--url ftp://x -q a", "starts with http:// or https://"),
         ("--url notaurl -q a", "starts with http:// or https://"),
         ("--url http:// -q a", "starts with http:// or https://"),
+        ("--url http://[x -q a", "has no valid host"),
+        ("--client-cert c.pem", "--client-cert is for a server; add --url"),
+        ("--url https://x --client-key k.pem", "--client-key needs --client-cert"),
     ],
 )
 def test_flags_that_do_not_go_together(words: str, sentence: str) -> None:

@@ -6,9 +6,11 @@ import subprocess
 from pathlib import Path
 
 
-def make_certificate(folder: Path) -> tuple[str, str]:
+def make_certificate(folder: Path, name: str = "localhost") -> tuple[str, str]:
+    """Files of a certificate that signs itself, and of its key."""
+    folder.mkdir(exist_ok=True)
     key, certificate = folder / "key.pem", folder / "cert.pem"
-    words = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost"
+    words = f"req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN={name}"
     subprocess.run(
         ["openssl", *words.split(), "-keyout", str(key), "-out", str(certificate)],
         check=True,
