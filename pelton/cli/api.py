@@ -28,9 +28,11 @@ _END = object()
 
 
 class Api(Protocol):
-    """OpenAI's API, as far as it is needed. model: the name of what answers."""
+    """OpenAI's API, as far as it is needed. model: the name of what answers. fields: those that a
+    body may have; None where only the server knows."""
 
     model: str
+    fields: frozenset[str] | None
 
     def events(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """The chunks of a streamed answer; leaving the iteration ends the request.
@@ -56,6 +58,8 @@ class ServerApi:
 
     Raises ConfigError for what is no URL or no certificate, EngineError if nobody answers there.
     """
+
+    fields: frozenset[str] | None = None
 
     def __init__(
         self,
@@ -174,6 +178,11 @@ class OwnApi:
     def __init__(self, engine_args: EngineArgs, args: ServerArgs, *, command: str) -> None:
         with needs_server_packages(command):
             local = importlib.import_module("pelton.server.local")
+            protocol = importlib.import_module("pelton.server.protocol")
+        kinds = (protocol.ChatBody, protocol.CompletionBody)
+        self.fields: frozenset[str] | None = frozenset(
+            name for kind in kinds for name in kind.__struct_fields__
+        )
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="pelton-api")
         self._thread.start()
@@ -205,7 +214,7 @@ class OwnApi:
                     status = getattr(item, "status", None)
                     if status is None:
                         raise item
-                    raise _refused(status, str(item))
+                    raise _refused(status, str(item), getattr(item, "param", None))
                 yield json.loads(item)
         finally:
             pumping.cancel()
@@ -240,16 +249,20 @@ async def _as_task(awaitable: Any) -> Any:
 
 
 def _refusal(status: int, text: bytes, url: str) -> RequestError | EngineError:
-    try:
-        message = _message(json.loads(text), "")
-    except ValueError:
-        message = ""
+    answer = None
+    with contextlib.suppress(ValueError):
+        answer = json.loads(text)
+    message = _message(answer, "")
     otherwise = f"{url} answered with status {status}, and not as servers of OpenAI's API do."
-    return _refused(status, message or otherwise)
+    error = answer.get("error") if isinstance(answer, dict) else None
+    field = error.get("param") if isinstance(error, dict) else None
+    return _refused(status, message or otherwise, field if isinstance(field, str) else None)
 
 
-def _refused(status: int, message: str) -> RequestError | EngineError:
-    return RequestError(message) if 400 <= status < 500 else EngineError(message)
+def _refused(status: int, message: str, field: str | None) -> RequestError | EngineError:
+    if 400 <= status < 500:
+        return RequestError(message, field=field)
+    return EngineError(message)
 
 
 def _message(answer: Any, default: str) -> str:

@@ -10,7 +10,15 @@ from typing import Any
 
 from pelton.cli import dialogue
 from pelton.cli.api import Api
-from pelton.cli.dialogue import SAMPLING_FIELDS, Dialogue, Shown, no_words, show, tell
+from pelton.cli.dialogue import (
+    SAMPLING_FIELDS,
+    Dialogue,
+    Shown,
+    checked_text,
+    no_words,
+    show,
+    tell,
+)
 from pelton.cli.flags import Parser, given
 from pelton.cli.generate import check_can_chat
 from pelton.config.reasons import reason_of
@@ -57,7 +65,7 @@ class Chat(Dialogue):
         super().__init__(api, sampling, shows_stats=shows_stats)
         self.messages: list[dict[str, str]] = []
         if system:
-            self.do_system(system)
+            self.do_system(checked_text("--system-prompt", system))
 
     def ask(self, text: str) -> None:
         self.messages.append({"role": "user", "content": text})

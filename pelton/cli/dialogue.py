@@ -180,11 +180,21 @@ def show(events: Iterator[dict[str, Any]], text_of: Callable[[dict[str, Any]], s
 def read_quick(text: str) -> str:
     """What -q asks: the text, or standard input for "-"."""
     if text != "-":
-        return text
+        return checked_text("--quick", text)
     try:
-        return sys.stdin.read()
+        return checked_text("standard input", sys.stdin.read())
     except UnicodeDecodeError as error:
         raise RequestError(f"standard input must be text: {error.reason}.") from None
+
+
+def checked_text(name: str, text: str) -> str:
+    """Raises RequestError for bytes that are no text: Python lets them through from a command line,
+    and in some locales from standard input, as halves of characters, which no JSON holds."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise RequestError(f"{name} must be text: it holds bytes that are no UTF-8.") from None
+    return text
 
 
 class Dialogue:
@@ -230,6 +240,7 @@ class Dialogue:
                 continue
             num_interrupts = 0
             try:
+                checked_text("standard input", text)
                 if text.startswith("/"):
                     if not self._command(text):
                         return 0
@@ -238,7 +249,10 @@ class Dialogue:
             except EngineDead:
                 raise
             except (RequestError, EngineError, OSError) as error:
-                tell(f"[{error}]")
+                name = getattr(error, "field", None)
+                # Else every further answer would be refused for it.
+                hint = f" /set {name}= takes it back." if name in self.sampling else ""
+                tell(f"[{error}{hint}]")
                 code = max(code, 2 if isinstance(error, RequestError) else 1)
 
     def _answer(self, text: str) -> bool:
@@ -284,7 +298,7 @@ class Dialogue:
                 raise RequestError(f"/set takes name=value, got {word!r}.")
             if value:
                 changed[name] = _value(value)
-                _check_setting(name, changed[name])
+                _check_setting(name, changed[name], self.api.fields)
             else:
                 changed.pop(name, None)
         self.sampling = changed
@@ -297,9 +311,9 @@ def no_words(command: str, words: str) -> None:
         raise RequestError(f"/{command} takes no words, got {words.strip()!r}.")
 
 
-def _check_setting(name: str, value: Any) -> None:
-    """Raises RequestError for what no request may hold. A name that no sampling field is near to
-    is let through: a server of another make may know it, and says so if it does not."""
+def _check_setting(name: str, value: Any, fields: frozenset[str] | None) -> None:
+    """Raises RequestError for what no request may hold. Where only the server knows its `fields`, a
+    name that no sampling field is near to is let through: it says so if it does not know it."""
     if name in _NOT_SETTINGS:
         raise RequestError(f"{name} is set by this command itself, and not by /set.")
     known = field_names(SamplingParams)
@@ -307,6 +321,8 @@ def _check_setting(name: str, value: Any) -> None:
         SamplingParams(**{"max_tokens": None, name: value})
     elif near := near_name(name, known):
         raise RequestError(f"{name} is not a field that is known here. Did you mean {near!r}?")
+    elif fields is not None and name not in fields:
+        raise RequestError(f"{name} is not a field that is known here.")
 
 
 def _assignments(words: str) -> list[str]:

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -61,7 +61,8 @@ _log = logging.getLogger("pelton")
 @dataclass(frozen=True, slots=True)
 class EngineStats:
     """scheduler, step: as of the newest reply; the engine sends them with every step, and when a
-    request leaves it otherwise. num_open: requests that have not ended, or whose consumer has not
+    request leaves it otherwise. Once it has died nothing runs, waits or is held, and the counts
+    stay. num_open: requests that have not ended, or whose consumer has not
     left; num_queued: answers of these for which the engine has no row.
     """
 
@@ -450,6 +451,9 @@ class AsyncLLM:
         self._death.set_result(error)
         self._answers.clear()
         self._silent.clear()
+        self._scheduler_stats = replace(
+            self._scheduler_stats, num_running=0, num_waiting=0, kv_usage=0.0
+        )
         for stream in self._streams.values():
             stream.fail(_again(error))
         while self._resets:

@@ -67,14 +67,14 @@ async def read_body(request: Request, args: ServerArgs) -> bytes:
         )
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit:
-        raise _too_large(limit)
+        raise too_large(limit)
     pieces, size = [], 0
     try:
         async with asyncio.timeout(seconds):
             async for piece in request.stream():
                 size += len(piece)
                 if size > limit:
-                    raise _too_large(limit)
+                    raise too_large(limit)
                 pieces.append(piece)
     except TimeoutError:
         raise ApiError(
@@ -83,7 +83,8 @@ async def read_body(request: Request, args: ServerArgs) -> bytes:
     return b"".join(pieces)
 
 
-def _too_large(limit: int) -> ApiError:
+def too_large(limit: int) -> ApiError:
+    """413."""
     return ApiError(413, f"The body may have {limit} bytes (--max-body-bytes).")
 
 

@@ -31,6 +31,7 @@ from starlette.types import ASGIApp, Scope
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from pelton.config.server import ServerArgs
+from pelton.server.bodies import too_large
 from pelton.server.errors import ApiError
 from pelton.server.request_ids import HEADER, RequestId, id_of
 from pelton.server.streaming import json_bytes
@@ -52,10 +53,11 @@ _ABSOLUTE_FORM = re.compile(rb"https?://([^/?#@\s]+)([/?][^#]*)?", re.IGNORECASE
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Seconds, see above."""
+    """head, send: seconds, see above. body: bytes."""
 
     head: float
     send: float
+    body: int
 
     @property
     def sweep(self) -> float:
@@ -69,13 +71,25 @@ class _Refused(h11.RemoteProtocolError):
 
 class _Parser(h11.Connection):
     """Stricter than h11 about what another server on the way might read otherwise, and so see other
-    requests in the same bytes (RFC 9112, 11.2)."""
+    requests in the same bytes (RFC 9112, 11.2); and about chunks that say they are too large."""
+
+    def __init__(self, max_body_bytes: int) -> None:
+        super().__init__(h11.SERVER, MAX_HEAD_BYTES)
+        self._max_body_bytes = max_body_bytes
+        self._num_body_bytes = 0
 
     def next_event(self) -> Any:
         event = super().next_event()
         if isinstance(event, h11.Request):
+            self._num_body_bytes = 0
             _check_head(event)
             return _in_origin_form(event)
+        if isinstance(event, h11.Data):
+            self._num_body_bytes += len(event.data)
+        # What a chunk's header has announced and not sent, which h11 tells nobody.
+        announced = getattr(self._reader, "_bytes_in_chunk", 0)
+        if announced and self._num_body_bytes + announced > self._max_body_bytes:
+            raise _Refused(too_large(self._max_body_bytes).message, error_status_hint=413)
         return event
 
 
@@ -117,7 +131,7 @@ class Connection(H11Protocol):
 
     def __init__(self, *arguments: Any, limits: Limits, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self.conn = _Parser(h11.SERVER, MAX_HEAD_BYTES)
+        self.conn = _Parser(limits.body)
         self._limits = limits
         self._head_began: float | None = None
         self._has_sent = False
@@ -270,7 +284,7 @@ class Server(uvicorn.Server):
 
 def server_of(app: ASGIApp, args: ServerArgs) -> Server:
     """Serves `app` as `args` say, but for where it listens."""
-    limits = Limits(head=args.head_timeout, send=args.send_timeout)
+    limits = Limits(head=args.head_timeout, send=args.send_timeout, body=args.max_body_bytes)
     protocol: Any = functools.partial(Connection, limits=limits)
     config = uvicorn.Config(
         app,

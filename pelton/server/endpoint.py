@@ -121,7 +121,7 @@ class Endpoint:
         except ClientDisconnect:
             pass
         except Exception as error:
-            failure = as_api_error(error, call.id.shown)
+            failure = as_api_error(error, call.id.logged)
             if has_begun:
                 last = event(failure.answer)
                 await send({"type": "http.response.body", "body": last})

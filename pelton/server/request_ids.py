@@ -3,6 +3,7 @@ router, or the parser of HTTP."""
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from pelton.errors import RequestError
 HEADER = "X-Request-Id"
 MAX_ID_LENGTH = 200
 
+_PLAIN = re.compile(r"[\w.:/@+=~-]+", re.ASCII)
 _RAW_HEADER = HEADER.lower().encode()
 _KEY = "pelton.request_id"
 
@@ -34,8 +36,13 @@ class RequestId:
 
     @property
     def shown(self) -> str:
-        """In headers and logs."""
+        """In headers."""
         return self.own if self.given is None else self.given
+
+    @property
+    def logged(self) -> str:
+        """In logs: one word, or in quotes, so that no name can pass for more of the line."""
+        return logged(self.shown)
 
     def check(self) -> None:
         """Raises RequestError."""
@@ -79,6 +86,11 @@ def _checked(given: str, name: str) -> str:
             field=name,
         )
     return given
+
+
+def logged(name: str) -> str:
+    """A client's name of its request as a log has it."""
+    return name if _PLAIN.fullmatch(name) else repr(name)
 
 
 class Named:

@@ -12,6 +12,7 @@ from pelton.errors import EngineBusy, RequestError
 from pelton.metrics.prometheus import ServerMetrics
 from pelton.metrics.timing import RequestTimes
 from pelton.server.prompts import ReadyPrompt
+from pelton.server.request_ids import logged
 from pelton.server.service import Watch
 
 log = logging.getLogger("pelton.requests")
@@ -156,7 +157,7 @@ class RequestWatch(Watch):
         parts.append(" ".join(sorted(self._reasons)))
         if self._who is not None:
             parts.append(f"for {self._who[:100]!r}")
-        shown = "" if self._shown_id is None else f" ({self._shown_id})"
+        shown = "" if self._shown_id is None else f" ({logged(self._shown_id)})"
         line = f"{self._id}{shown} {self._what}: {', '.join(parts)}"
         if self._logs_prompts:
             line += "".join(f"\n  prompt: {_shown(prompt)}" for prompt in self._prompts)

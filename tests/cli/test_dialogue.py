@@ -272,6 +272,39 @@ def test_what_is_no_text(server: ServeProcess) -> None:
     assert b"pelton: standard input must be text: invalid start byte.\n" in found.stderr
 
 
+def test_bytes_that_are_no_text_cost_their_line_alone(server: ServeProcess) -> None:
+    """Where Python lets them through: they are told as what they are, and not as JSON."""
+    words = ("complete", "--url", server.url, "--api-key", KEY, "--max-tokens", "2")
+    environment = {**os.environ, "PYTHONIOENCODING": "utf-8:surrogateescape"}
+    found = subprocess.run(
+        [*COMMAND, *words, "--ignore-eos"],
+        input=b"a\xff\nThe sea\n",
+        capture_output=True,
+        check=False,
+        env=environment,
+    )
+    assert found.returncode == 2
+    assert b"[standard input must be text: it holds bytes that are no UTF-8.]" in found.stderr
+    assert found.stdout.count(b"\n") == 1
+    for more in (["-q", b"a\xff"], ["-q", "-"]):
+        once = subprocess.run(
+            [*COMMAND, *words, *more],
+            input=b"\xff",
+            capture_output=True,
+            check=False,
+            env=environment,
+        )
+        assert once.returncode == 2
+        assert b"must be text: it holds bytes that are no UTF-8." in once.stderr
+
+
+def test_a_setting_that_the_server_refuses_can_be_taken_back(server: ServeProcess) -> None:
+    words = ("complete", "--url", server.url, "--api-key", KEY, "--max-tokens", "2")
+    found = run(*words, "--ignore-eos", text="/set foo=1\nThe sea\n/set foo=\nThe sea\n")
+    assert "[foo is not a field that is known here. /set foo= takes it back.]" in found.stderr
+    assert found.stdout.count("\n") == 1
+
+
 def test_one_answer_of_an_engine_of_its_own(server: ServeProcess) -> None:
     """The same as the server's."""
     words = ("--temperature", "0", "--max-tokens", "8", "--ignore-eos", "-q", "hello")
@@ -311,7 +344,8 @@ class FakeApi:
 
     model = "fake"
 
-    def __init__(self) -> None:
+    def __init__(self, fields: frozenset[str] | None = None) -> None:
+        self.fields = fields
         self.bodies: list[dict[str, Any]] = []
 
     def events(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -352,6 +386,14 @@ def test_wrong_commands_are_told_and_change_nothing(command: str, sentence: str)
         chat._command(command)
     assert chat.sampling == {"seed": 1}
     assert [message["role"] for message in chat.messages] == ["system"]
+
+
+def test_where_the_fields_are_known_no_other_is_set() -> None:
+    chat = Chat(FakeApi(frozenset({"priority"})), {}, None, shows_stats=False)
+    chat._command("/set priority=1")
+    with pytest.raises(RequestError, match="foo is not a field that is known here"):
+        chat._command("/set foo=1")
+    assert chat.sampling == {"priority": 1}
 
 
 def test_settings_reach_the_next_request() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 from typing import Any
 
 import httpx
@@ -588,6 +589,8 @@ def test_death_of_the_engine_reaches_everybody() -> None:
             stream = asyncio.create_task(server.events(COMPLETIONS, body))
             while llm.stats().step.num_rows < 2:
                 await asyncio.sleep(0.002)
+            assert (await server.client.get("/load")).json()["num_requests_running"] == 2
+            assert (await server.client.get("/stats")).json()["kv_cache_usage"] > 0
             engine_of(llm).die()
             assert (await whole).status_code == 503
             assert (await stream)[-1]["error"]["type"] == "service_unavailable_error"
@@ -595,7 +598,14 @@ def test_death_of_the_engine_reaches_everybody() -> None:
             response = await server.post(COMPLETIONS, body)
             assert response.status_code == 503
             assert int(response.headers["retry-after"]) >= 1
-            assert (await server.client.get("/metrics")).status_code == 200
+            load = (await server.client.get("/load")).json()
+            assert load == {"server_load": 0, "num_requests_running": 0, "num_requests_waiting": 0}
+            stats = (await server.client.get("/stats")).json()
+            assert (stats["is_alive"], stats["kv_cache_usage"]) == (False, 0)
+            assert stats["generation_tokens"] > 0, "what was done stays done"
+            metrics = await server.client.get("/metrics")
+            assert metrics.status_code == 200
+            assert re.search(r"^pelton:num_requests_running\S* 0\.0$", metrics.text, re.MULTILINE)
 
     run(main)
 
@@ -766,6 +776,24 @@ def test_prompt_and_answer_must_fit_the_context(stream: bool) -> None:
             assert float(line.split()[-1]) == 4
 
     run(main)
+
+
+def test_a_request_id_cannot_pass_for_more_of_a_log_line(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with served(scripted_llm()) as server:
+            for name in ("plain-1", "x) POST /v1/completions: 1 + 1 tokens, stop", "'quoted'"):
+                headers = {"x-request-id": name}
+                answer = await server.post(COMPLETIONS, {"prompt": "x"}, headers=headers)
+                assert answer.headers["x-request-id"] == name
+            await server.post(COMPLETIONS, {"prompt": 1}, headers={"x-request-id": "a b"})
+
+    with caplog.at_level(logging.INFO, "pelton.requests"):
+        run(main)
+    lines = [record.message for record in caplog.records if record.name == "pelton.requests"]
+    shown = [line.partition(" ")[2].partition(" POST ")[0] for line in lines]
+    assert shown[0] == "(plain-1)"
+    assert lines[1].partition(" ")[2].startswith("('x) POST /v1/completions: 1 + 1 tokens, stop') ")
+    assert shown[2] == """("'quoted'")"""
 
 
 def test_served_under_a_prefix(caplog: pytest.LogCaptureFixture) -> None:

@@ -249,6 +249,45 @@ def test_a_body_that_goes_wrong_after_its_answer_has_begun(
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
+@pytest.mark.parametrize(
+    ("chunks", "status"),
+    [(b"B\r\n", 413), (b"4\r\n    \r\n7\r\n", 413), (b"FFFFFFFFFFFF\r\nx", 413), (b"A\r\n", None)],
+)
+def test_a_chunk_that_says_it_is_too_large_is_not_waited_for(
+    chunks: bytes, status: int | None
+) -> None:
+    async def main() -> None:
+        async with alone(scripted_llm(), max_body_bytes=10) as (reader, writer):
+            writer.write(
+                POST + b"X-Request-Id: mine\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks
+            )
+            if status is None:
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(0.2):
+                        await answer(reader)
+                return
+            found, headers, body = await answer(reader)
+            assert (found, headers["x-request-id"]) == (status, "mine")
+            assert b"The body may have 10 bytes (--max-body-bytes)." in body
+            await is_cut(reader)
+
+    run(main)
+
+
+def test_requests_in_turn_count_their_own_bodies() -> None:
+    async def main() -> None:
+        async with alone(scripted_llm(), max_body_bytes=len(BODY) + 5) as (reader, writer):
+            for _ in range(3):
+                size = f"{len(BODY):x}".encode()
+                head = (
+                    POST + b"Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+                )
+                writer.write(head + size + b"\r\n" + BODY + b"\r\n0\r\n\r\n")
+                assert (await answer(reader))[0] == 200
+
+    run(main)
+
+
 def test_a_body_that_goes_wrong_is_refused_under_its_requests_name() -> None:
     async def main() -> None:
         async with alone(scripted_llm()) as (reader, writer):
