@@ -9,6 +9,7 @@ from pelton.config.cache import CacheConfig
 from pelton.config.graphs import GraphsConfig
 from pelton.config.memory import MemoryTable
 from pelton.config.model import GenerationDefaults, ModelConfig
+from pelton.config.parallel import ParallelConfig
 from pelton.config.pooling import PoolingConfig
 from pelton.config.quant import QuantConfig
 from pelton.config.scheduler import SchedulerConfig
@@ -62,8 +63,12 @@ class EngineArgs:
     batch_invariant: select fixed-reduction kernels, so that a request's tokens do not depend on
         its neighbours, chunk sizes or prefix hits, bit for bit.
     max_steps_in_flight: depth of the launch pipeline (1 = wait for each step).
-    tensor_parallel_size / pipeline_parallel_size / data_parallel_size: vLLM's, for several devices;
-        1 is what this version can do.
+    tensor_parallel_size: devices that share each layer.
+    pipeline_parallel_size: stages of the pipeline that the layers are dealt out to, each of
+        tensor_parallel_size devices; 1 is what this version can do.
+    data_parallel_size: engines; 1 is what this version can do.
+    step_timeout: with several devices: seconds after which a step that has not ended ends the
+        engine, with where each of them stands.
     enable_lora: vLLM's, for adapters; this version has none.
     quantization: of weights that the file holds quantised: "gguf" (GGUF's blocks stay as they are
         and are multiplied as integers; on the CPU) | "dequantise" (they become numbers of dtype).
@@ -111,6 +116,7 @@ class EngineArgs:
     staging_mode: str = "auto"
     max_logprobs: int = 20
     tensor_parallel_size: int = 1
+    step_timeout: float = 300.0
     pipeline_parallel_size: int = 1
     data_parallel_size: int = 1
     quantization: str | None = None
@@ -150,6 +156,7 @@ class EngineConfig:
     max_logprobs: int
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     graphs: GraphsConfig = field(default_factory=GraphsConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
     memory: MemoryTable | None = None
     staging_mode: str = "auto"
     quantization: QuantConfig = field(default_factory=QuantConfig)

@@ -15,7 +15,7 @@ class DeviceFacts:
     so that it is faster than float32 and not only smaller. host_free_bytes: free memory of the host
     where that is not the device's own, else None. has_cpu_kernels: whether the device is the CPU
     and the library of kernels for it runs here. has_triton: whether the device is an NVIDIA GPU and
-    Triton is installed.
+    Triton is installed. num_devices: how many of its kind there are.
     """
 
     kind: Literal["cpu", "cuda", "fake"]
@@ -28,3 +28,4 @@ class DeviceFacts:
     host_free_bytes: int | None = None
     has_cpu_kernels: bool = False
     has_triton: bool = False
+    num_devices: int = 1

@@ -39,7 +39,7 @@ from pelton.setup.check import check
 from pelton.setup.resolve import describe, prefix_warning, resolve
 from pelton.tokens.tokenizer import Tokenizer
 from pelton.worker.facts import device_facts
-from pelton.worker.worker import Worker
+from pelton.worker.executor import make_worker
 
 Params = SamplingParams | Sequence[SamplingParams] | None
 PoolingAsked = PoolingParams | Sequence[PoolingParams] | None
@@ -73,7 +73,7 @@ class LLM:
         self._tokenizer = load_tokenizer_of(checked)
         self._template = load_template(checked.args.chat_template, self._tokenizer)
         self.start_times["tokenizer"] = time.perf_counter() - started
-        worker = Worker(self.config, checked.checkpoint)
+        worker = make_worker(self.config, checked.checkpoint)
         self.start_times.update(worker.phases)
         self._worker = worker
         self.config = worker.config

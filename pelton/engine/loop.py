@@ -13,7 +13,7 @@ from pelton.core.scheduler import RequestUpdate, Scheduler
 from pelton.errors import DeviceLost, IntegrityError, RequestFailed
 from pelton.runner.heads.protocol import StepOutcome
 from pelton.sampling.processors import load_processors
-from pelton.worker.worker import Worker
+from pelton.worker.protocol import StepWorker
 
 Updates = list[tuple[RequestUpdate, LogprobRows | None]]
 
@@ -26,7 +26,7 @@ class EngineLoop:
     launch returns, so it is collected at once: its tokens would only wait for the next step.
     """
 
-    def __init__(self, config: EngineConfig, worker: Worker) -> None:
+    def __init__(self, config: EngineConfig, worker: StepWorker) -> None:
         self.scheduler = Scheduler(
             config.scheduler,
             config.cache,
@@ -39,7 +39,7 @@ class EngineLoop:
         self._pools = config.pools
         self._worker = worker
         self._depth = config.scheduler.max_steps_in_flight
-        if worker.device.runs_inline:
+        if worker.runs_inline:
             self._depth = 1
         self._in_flight: deque[tuple[StepPlan, StepOutcome]] = deque()
         self._is_checked = True

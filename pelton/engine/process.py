@@ -34,7 +34,7 @@ from pelton.messages.to_engine import Abort, AddRequest, ResetPrefixCache, Shutd
 if TYPE_CHECKING:
     from pelton.engine.loop import EngineLoop
     from pelton.engine.served_requests import Children, ServedRequests
-    from pelton.worker.worker import Worker
+    from pelton.worker.protocol import StepWorker
 
 _LINGER = 2.0
 """Seconds for what was said last to reach the parent."""
@@ -81,17 +81,17 @@ def _run(receiver: Receiver, outbox: SimpleQueue[FromEngine | None]) -> None:
         module, _, table = name.partition(":")
         getattr(importlib.import_module(module), table).update(entries)
     worker, loop = _load(start, outbox)
-    _serve(loop, receiver, outbox)
+    _serve(worker, loop, receiver, outbox)
     worker.close()
 
 
-def _load(start: Start, outbox: SimpleQueue[FromEngine | None]) -> tuple[Worker, EngineLoop]:
+def _load(start: Start, outbox: SimpleQueue[FromEngine | None]) -> tuple[StepWorker, EngineLoop]:
     begun = time.perf_counter()
     # Seconds of torch: only now, when the parent knows that this process lives.
     from pelton.engine.loop import EngineLoop
     from pelton.setup.resolve import resolve
+    from pelton.worker.executor import make_worker
     from pelton.worker.facts import device_facts
-    from pelton.worker.worker import Worker
 
     imported = time.perf_counter()
     outbox.put(Phase("imports", imported - begun))
@@ -101,7 +101,7 @@ def _load(start: Start, outbox: SimpleQueue[FromEngine | None]) -> tuple[Worker,
     outbox.put(Phase("device", known - imported))
     config = resolve(checked, facts)
     outbox.put(Phase("configuration", time.perf_counter() - known))
-    worker = Worker(config, checked.checkpoint)
+    worker = make_worker(config, checked.checkpoint, start.tables)
     for name, seconds in worker.phases.items():
         outbox.put(Phase(name, seconds))
     config = worker.config
@@ -114,12 +114,18 @@ def _load(start: Start, outbox: SimpleQueue[FromEngine | None]) -> tuple[Worker,
     return worker, loop
 
 
-def _serve(loop: EngineLoop, receiver: Receiver, outbox: SimpleQueue[FromEngine | None]) -> None:
+def _serve(
+    worker: StepWorker,
+    loop: EngineLoop,
+    receiver: Receiver,
+    outbox: SimpleQueue[FromEngine | None],
+) -> None:
     """Until Shutdown. Passes on what the loop raises: nothing can go on then."""
     from pelton.engine.served_requests import ServedRequests
 
     inbox: SimpleQueue[_Input | Exception] = SimpleQueue()
     threading.Thread(target=_receive_all, args=(receiver, inbox), name="input", daemon=True).start()
+    worker.listen(inbox.put)
     served = ServedRequests(loop)
     while _take_all(inbox, served, loop, outbox):
         for frame in served.step():

@@ -27,6 +27,10 @@ class Communicator(Protocol):
         """Sum over ranks, in place."""
         ...
 
+    def all_gather(self, out: torch.Tensor, tensor: torch.Tensor) -> None:
+        """tensor: [...] of each rank -> out: [size, ...], contiguous, in the order of the ranks."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class OneRank:
@@ -37,6 +41,9 @@ class OneRank:
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
         return None
+
+    def all_gather(self, out: torch.Tensor, tensor: torch.Tensor) -> None:
+        out[0].copy_(tensor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -88,6 +88,7 @@ def assemble(
     max_rows = config.scheduler.max_num_seqs
     max_tokens = config.scheduler.max_num_batched_tokens
     num_drafts = config.num_speculative_tokens
+    communicator = communicator or OneRank()
     depth = config.scheduler.max_steps_in_flight
     layers = model.kv_layers(config.cache.block_size)
     groups = group_layers(layers, config.cache.checkpoint_interval)
@@ -126,7 +127,7 @@ def assemble(
         hidden_size=config.model.hidden_size,
         dtype=dtype,
     )
-    end = make_end(config, device, model, staging, rows)
+    end = make_end(config, device, model, communicator, staging, rows)
     # One order for every hook. Who may refuse a row first: the others then never hear of it.
     participants = [embeds, *end.participants]
     checkpoints = StateCheckpoints(
@@ -180,7 +181,7 @@ def assemble(
         allocate_buffers(device, model.widths(), max_tokens, dtype),
         kv,
         states,
-        communicator or OneRank(),
+        communicator,
         choose,
         # Looked up at each call, as every step that this class has is.
         lambda batch: builder.launch(batch),

@@ -13,6 +13,7 @@ from pelton.batch.staged import Staging
 from pelton.config.engine import EngineConfig
 from pelton.device.protocol import Device
 from pelton.forward.stages import Link
+from pelton.layers.context import Communicator
 from pelton.models.protocol import Model
 from pelton.ops.step_tensors import RowTensors
 from pelton.pooling.pooler import Pooler
@@ -21,6 +22,8 @@ from pelton.runner.heads.protocol import Head
 from pelton.runner.heads.relay import PoolingRelayHead, RelayHead
 from pelton.runner.heads.results import ResultRing
 from pelton.runner.heads.sample import SampleHead
+from pelton.sampling.gathered_head import GatheredHead
+from pelton.sampling.logits_source import VocabularyHead
 from pelton.sampling.prompt_logprobs import PromptLogprobRows
 from pelton.sampling.rows import SamplingRows
 from pelton.sampling.sampler import Sampler
@@ -52,11 +55,20 @@ class SamplingEnd:
     """Tokens come out."""
 
     def __init__(
-        self, config: EngineConfig, device: Device, model: Model, staging: Staging, rows: RowState
+        self,
+        config: EngineConfig,
+        device: Device,
+        model: Model,
+        communicator: Communicator,
+        staging: Staging,
+        rows: RowState,
     ) -> None:
         self._config = config
         self._device = device
-        self._model = model
+        self._vocabulary: VocabularyHead = model
+        if communicator.size > 1:
+            dtype = getattr(torch, config.dtype)
+            self._vocabulary = GatheredHead(model, communicator, dtype, device.torch_device.type)
         self._num_rows = rows.num_rows
         self._max_logprobs = min(config.max_logprobs, config.model.vocab_size)
         self._sampling_rows = SamplingRows(
@@ -73,7 +85,7 @@ class SamplingEnd:
         self._prompt_logprobs = PromptLogprobRows(
             self._device,
             rows,
-            self._model.head,
+            self._vocabulary.head,
             num_rows=self._num_rows,
             max_tokens=self._config.scheduler.max_num_batched_tokens,
             max_logprobs=self._max_logprobs,
@@ -94,7 +106,7 @@ class SamplingEnd:
         max_rows, num_drafts = config.scheduler.max_num_seqs, config.num_speculative_tokens
         return SampleHead(
             device,
-            self._model,
+            self._vocabulary,
             Sampler.for_device(device, self._sampling_rows, self._rows),
             self._prompt_logprobs,
             self._rows,
@@ -120,7 +132,13 @@ class PoolingEnd:
     """Vectors and scores come out."""
 
     def __init__(
-        self, config: EngineConfig, device: Device, model: Model, staging: Staging, rows: RowState
+        self,
+        config: EngineConfig,
+        device: Device,
+        model: Model,
+        communicator: Communicator,
+        staging: Staging,
+        rows: RowState,
     ) -> None:
         self._device = device
         self._max_rows = config.scheduler.max_num_seqs
@@ -149,8 +167,13 @@ class PoolingEnd:
 
 
 def make_end(
-    config: EngineConfig, device: Device, model: Model, staging: Staging, rows: RowState
+    config: EngineConfig,
+    device: Device,
+    model: Model,
+    communicator: Communicator,
+    staging: Staging,
+    rows: RowState,
 ) -> End:
     """The one that the configuration asks for."""
     kind = PoolingEnd if config.pools else SamplingEnd
-    return kind(config, device, model, staging, rows)
+    return kind(config, device, model, communicator, staging, rows)

@@ -7,8 +7,26 @@ from typing import Protocol
 
 import torch
 
-from pelton.models.protocol import Model
 from pelton.ops.lm_head_sample import DrawRows
+
+
+class VocabularyHead(Protocol):
+    """Of the whole vocabulary on this rank: the model, if it holds all of it. The verbs are as in
+    models/protocol.py. vocab_shard_size: columns of its logits."""
+
+    vocab_shard_size: int
+
+    def head(self, hidden: torch.Tensor, out: torch.Tensor) -> None: ...
+
+    def draw(
+        self,
+        hidden: torch.Tensor,
+        indices: torch.Tensor,
+        rows: DrawRows,
+        logits: torch.Tensor,
+        out_ids: torch.Tensor,
+        out_status: torch.Tensor,
+    ) -> None: ...
 
 
 class LogitsSource(Protocol):
@@ -25,19 +43,19 @@ class LogitsSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HeadLogits:
-    """The whole head on this rank.
+    """What the head makes of a step's rows.
 
     hidden: [T, H]; indices: [N] int64, the rows to sample; out: [N, V] memory for the logits.
     """
 
     hidden: torch.Tensor
     indices: torch.Tensor
-    model: Model
+    vocabulary: VocabularyHead
     out: torch.Tensor
 
     def logits(self) -> torch.Tensor:
-        self.model.head(self.hidden.index_select(0, self.indices), self.out)
+        self.vocabulary.head(self.hidden.index_select(0, self.indices), self.out)
         return self.out
 
     def draw(self, rows: DrawRows, out_ids: torch.Tensor, out_status: torch.Tensor) -> None:
-        self.model.draw(self.hidden, self.indices, rows, self.out, out_ids, out_status)
+        self.vocabulary.draw(self.hidden, self.indices, rows, self.out, out_ids, out_status)

@@ -79,6 +79,7 @@ _INTEGERS: dict[str, tuple[int, int]] = {
     "num_threads": (1, 4096),
     "max_logprobs": (0, _INT32),
     "max_cudagraph_capture_size": (1, _INT32),
+    "tensor_parallel_size": (1, 1024),
 }
 _SPECULATION_KEYS = tuple(field.name for field in fields(SpeculationConfig))
 # Verification costs a row per draft, and long runs of right drafts are rare.
@@ -133,6 +134,7 @@ def check(args: EngineArgs) -> CheckedArgs:
     model = replace(model, has_lm_head=not pooling.tasks)
     _check_lengths(args, model)
     _check_mamba_block_size(args, model)
+    _check_parallel(args, model)
     if args.kv_offloading_size and model.is_recurrent:
         raise UnsupportedError(RECURRENT_OFFLOADING.format(value=args.kv_offloading_size))
     header = read_gguf_header(checkpoint.files[0]) if checkpoint.format == "gguf" else None
@@ -328,6 +330,30 @@ def _check_mamba_block_size(args: EngineArgs, model: ModelConfig) -> None:
     if given % args.block_size:
         raise ConfigError(
             f"mamba_block_size must be a multiple of block_size={args.block_size}, got {given}."
+        )
+
+
+def _check_parallel(args: EngineArgs, model: ModelConfig) -> None:
+    """What can be seen from the model's sizes."""
+    size = args.tensor_parallel_size
+    timeout: Any = args.step_timeout
+    if type(timeout) not in (int, float) or not 1 <= timeout <= 86400:
+        raise ConfigError(f"step_timeout must be in [1, 86400] seconds, got {timeout!r}.")
+    if size == 1:
+        return
+    if args.device.startswith("cuda:"):
+        raise ConfigError(
+            f"device={args.device!r} is one GPU, and tensor_parallel_size={size} asks for more; use "
+            "device='cuda' (CUDA_VISIBLE_DEVICES says which)."
+        )
+    if args.device == "fake":
+        raise ConfigError(f"device='fake' is one device; leave tensor_parallel_size={size} out.")
+    kv = model.num_kv_heads
+    if model.num_heads % size or (kv % size and size % kv):
+        raise ConfigError(
+            f"tensor_parallel_size={size} cannot deal out {model.num_heads} heads and {kv} key and "
+            "value heads; take a number that divides the heads, and is a divisor or a multiple of "
+            "the key and value heads."
         )
 
 

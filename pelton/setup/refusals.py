@@ -17,12 +17,6 @@ class Refusal:
 
 REFUSALS: tuple[Refusal, ...] = (
     Refusal(
-        "tensor_parallel_size",
-        1,
-        "tensor_parallel_size={value!r} is not supported by this version; an engine runs on one "
-        "device, leave it at 1.",
-    ),
-    Refusal(
         "pipeline_parallel_size",
         1,
         "pipeline_parallel_size={value!r} is not supported by this version; an engine runs on one "

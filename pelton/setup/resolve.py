@@ -10,6 +10,7 @@ from pelton.config.env import omp_num_threads
 from pelton.config.graphs import GraphsConfig
 from pelton.config.hardware import DeviceFacts
 from pelton.config.model import ModelConfig
+from pelton.config.parallel import ParallelConfig
 from pelton.config.quant import QuantConfig
 from pelton.config.scheduler import SchedulerConfig
 from pelton.config.speculation import SpeculationConfig
@@ -199,7 +200,24 @@ def resolve(checked: CheckedArgs, facts: DeviceFacts) -> EngineConfig:
         graphs=_graphs(args, facts, max_num_seqs, max_num_batched_tokens),
         quantization=checked.quantised,
         enable_prompt_embeds=args.enable_prompt_embeds,
+        parallel=_parallel(args, facts),
     )
+
+
+def _parallel(args: EngineArgs, facts: DeviceFacts) -> ParallelConfig:
+    """Raises ConfigError where there are not so many devices."""
+    parallel = ParallelConfig(
+        tensor=args.tensor_parallel_size,
+        pipeline=args.pipeline_parallel_size,
+        step_timeout=float(args.step_timeout),
+    )
+    if facts.kind == "cuda" and parallel.num_ranks > facts.num_devices:
+        raise ConfigError(
+            f"tensor_parallel_size={parallel.tensor} times pipeline_parallel_size="
+            f"{parallel.pipeline} needs {parallel.num_ranks} GPUs, and there are "
+            f"{facts.num_devices}; lower them."
+        )
+    return parallel
 
 
 def _quantised(checked: CheckedArgs, facts: DeviceFacts, dtype: str) -> QuantConfig:
@@ -216,6 +234,8 @@ def _quantised(checked: CheckedArgs, facts: DeviceFacts, dtype: str) -> QuantCon
 
 
 def _blocks_unfit(checked: CheckedArgs, facts: DeviceFacts, dtype: str) -> str | None:
+    if checked.args.tensor_parallel_size > 1:
+        return "cannot cut blocks for tensor_parallel_size above 1"
     if not checked.quantised.num_bytes:
         return f"needs a GGUF file with weights in one of {', '.join(FORMS)}"
     if not facts.has_cpu_kernels:
@@ -317,7 +337,10 @@ def _num_threads(args: EngineArgs, facts: DeviceFacts) -> int:
             f"num_threads={args.num_threads} is above two for each of the {facts.num_cores} "
             f"physical cores that this process may use; lower it to {most} or less."
         )
-    return args.num_threads or omp_num_threads() or facts.num_cores
+    alone = args.num_threads or omp_num_threads()
+    return alone or max(
+        facts.num_cores // (args.tensor_parallel_size * args.pipeline_parallel_size), 1
+    )
 
 
 def _dtype(checked: CheckedArgs, facts: DeviceFacts) -> str:

@@ -47,4 +47,5 @@ def _cuda_facts(index: int) -> DeviceFacts:
         fast_fp16=True,
         host_free_bytes=host.free_bytes,
         has_triton=importlib.util.find_spec("triton") is not None,
+        num_devices=torch.cuda.device_count(),
     )

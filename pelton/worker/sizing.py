@@ -33,12 +33,13 @@ def fit_cache(
     *,
     others: int,
     weights: int,
+    agree_on_blocks: Callable[[int], int] = int,
 ) -> EngineConfig:
     """The configuration with as many KV blocks as there is room for, at most as many as it has, and
     with the table of memory.
 
     assemble: a runner for a configuration, over the loaded model. rehearse: has its kernels
-    compiled. others: bytes that were in use before the model came. Raises ConfigError when
+    compiled. others: bytes that were in use before the model came. agree_on_blocks: as in Worker. Raises ConfigError when
     max_model_len does not fit.
     """
     share = config.cache.memory_share
@@ -75,7 +76,7 @@ def fit_cache(
     device.release_cached()
     per_block = kv_bytes // least
     left = max(int(share * total) - (total - table.free), 0)
-    num_blocks = min(config.cache.num_blocks, left // per_block)
+    num_blocks = agree_on_blocks(min(config.cache.num_blocks, left // per_block))
     _check_fits(config, num_blocks, num_groups, per_block, table)
     return replace(
         config,

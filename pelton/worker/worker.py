@@ -29,14 +29,14 @@ from pelton.device.upload import upload_to
 from pelton.errors import ConfigError
 from pelton.forward.eager import as_live
 from pelton.forward.recorded import RecordedExecutor
-from pelton.layers.context import BuildContext
+from pelton.layers.context import BuildContext, Communicator, OneRank
 from pelton.models.pooling_names import pooling_names
 from pelton.models.protocol import Model
 from pelton.models.table import MODELS
 from pelton.pooling.methods import method_facts
 from pelton.quant.scheme import Scheme
 from pelton.quant.table import SCHEMES
-from pelton.runner.assemble import Assembled, assemble, attention_backend
+from pelton.runner.assemble import Assembled, PipelinePlace, assemble, attention_backend
 from pelton.runner.capture import Recorder, rehearse
 from pelton.runner.heads.protocol import StepOutcome
 from pelton.runner.model_runner import ModelRunner
@@ -137,6 +137,9 @@ class Worker:
     there are. phases: seconds of each
     start phase, in order. move_costs: what it takes to move KV to host
     memory and back; measured where that is done and they are not given.
+
+    Of several workers: communicator: of the ranks that share each layer; place: in the pipeline;
+    agree_on_blocks: the number of KV blocks that all of them have room for, given this one's.
     """
 
     def __init__(
@@ -147,7 +150,11 @@ class Worker:
         device: Device | None = None,
         choose: Callable[[Descriptor], Descriptor] = as_live,
         move_costs: MoveCosts | None = None,
+        communicator: Communicator | None = None,
+        place: PipelinePlace | None = None,
+        agree_on_blocks: Callable[[int], int] = int,
     ) -> None:
+        communicator = communicator or OneRank()
         self.phases: dict[str, float] = {}
         self._in_phases = 0.0
         self.device = device or make_device(config)
@@ -160,6 +167,8 @@ class Worker:
                 None if config.cache.dtype == config.dtype else getattr(torch, config.cache.dtype)
             ),
             batch_invariant=config.batch_invariant,
+            rank=communicator.rank,
+            size=communicator.size,
         )
         if config.pools:
             config = replace(config, pooling=replace(config.pooling, methods=method_facts()))
@@ -179,7 +188,15 @@ class Worker:
             )
 
             def assembled(config: EngineConfig) -> Assembled:
-                return assemble(config, self.device, self.model, backend, choose=choose)
+                return assemble(
+                    config,
+                    self.device,
+                    self.model,
+                    backend,
+                    place=place,
+                    communicator=communicator,
+                    choose=choose,
+                )
 
             if config.cache.memory_share is not None:
                 with self._phase("measure memory"):
@@ -190,6 +207,7 @@ class Worker:
                         self._rehearse,
                         others=others,
                         weights=self._used_bytes() - others,
+                        agree_on_blocks=agree_on_blocks,
                     )
             with self._phase("allocate"):
                 self._assembled = assembled(config)
@@ -290,6 +308,14 @@ class Worker:
             params=first_params(self.config)[0],
         )
         return MoveCosts(per_token=seconds / prompt_len, per_page=per_page, per_move=per_move)
+
+    @property
+    def runs_inline(self) -> bool:
+        """As the device's."""
+        return self.device.runs_inline
+
+    def listen(self, on_failure: Callable[[Exception], object]) -> None:
+        """This process is the worker's: it can only fail in the midst of a call."""
 
     @property
     def runner(self) -> ModelRunner:

@@ -10,11 +10,10 @@ import torch
 from pelton.batch.input_batch import InputBatch
 from pelton.device.protocol import Device
 from pelton.forward.in_flight import Final, InFlight, Nothing
-from pelton.models.protocol import Model
 from pelton.ops.step_kernels import step_kernel
 from pelton.ops.step_tensors import RowTensors
 from pelton.runner.heads.results import HostResults, NoResult, PendingResult, ResultRing
-from pelton.sampling.logits_source import HeadLogits, LogitsSource
+from pelton.sampling.logits_source import HeadLogits, LogitsSource, VocabularyHead
 from pelton.sampling.prompt_logprobs import MIN_TILE_ROWS, NOTHING, PromptLogprobRows
 from pelton.sampling.sampler import NOTHING_PLANNED, SampleOutput, SamplePlan, Sampler
 from pelton.speculation.drafting import Drafting
@@ -31,7 +30,7 @@ class SampleHead:
     def __init__(
         self,
         device: Device,
-        model: Model,
+        vocabulary: VocabularyHead,
         sampler: Sampler,
         prompt_logprobs: PromptLogprobRows,
         rows: RowTensors,
@@ -49,14 +48,14 @@ class SampleHead:
         self._device = device
         self._verify = step_kernel("verify", device.torch_device.type)
         self._advance = step_kernel("advance", device.torch_device.type)
-        self._model = model
+        self._vocabulary = vocabulary
         self._sampler = sampler
         self._prompt_logprobs = prompt_logprobs
         self._rows = rows
         self._ring = ring
         self._drafting = drafting
         self._num_drafts = num_drafts
-        self._logits = device.empty((max_logits, model.vocab_shard_size), dtype)
+        self._logits = device.empty((max_logits, vocabulary.vocab_shard_size), dtype)
         self._output = SampleOutput.allocate(device, max_logits, max_logprobs)
         self._packed = device.zeros((max_rows, num_drafts + 3), torch.int32)
         self._after_sample = after_sample or (lambda packed: None)
@@ -119,7 +118,7 @@ class SampleHead:
         source = HeadLogits(
             hidden,
             batch.inputs.logits_indices,
-            self._model,
+            self._vocabulary,
             self._logits[: batch.num_logits],
         )
         packed = self._packed[: batch.descriptor.num_rows]

@@ -1,0 +1,72 @@
+"""What a group of workers is told, and what it says. Pickled: all of it is one installation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pelton.config.engine import EngineConfig
+from pelton.core.kv.host_pages import MoveCosts
+from pelton.core.kv.spec import KVGroup
+from pelton.core.plan import StepPlan
+from pelton.worker.ring import RingHandle
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """What a worker inherits: descriptors by number, and who it is."""
+
+    rank: int
+    num_ranks: int
+    control: int
+    board: int
+    orders: RingHandle
+    answers: RingHandle
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """The first order. meeting: a file that all ranks find each other by. tables: as in Start."""
+
+    config: EngineConfig
+    checkpoint: Any
+    meeting: str
+    log_level: int
+    tables: dict[str, dict[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    plan: StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class RecordNext:
+    """Answered with whether there was anything to record."""
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """The last order."""
+
+
+Order = Setup | Step | RecordNext | Close
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerReady:
+    """phases: seconds. config: as the worker has sized it."""
+
+    config: EngineConfig
+    groups: tuple[KVGroup, ...]
+    move_costs: MoveCosts
+    phases: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerFailed:
+    """kind: name of the exception's class. message: what it says. traceback: as Python prints it."""
+
+    kind: str
+    message: str
+    traceback: str
