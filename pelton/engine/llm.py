@@ -38,8 +38,8 @@ from pelton.errors import ConfigError, EngineError, PeltonError, RequestError
 from pelton.setup.check import check
 from pelton.setup.resolve import describe, prefix_warning, resolve
 from pelton.tokens.tokenizer import Tokenizer
-from pelton.worker.facts import device_facts
 from pelton.worker.executor import make_worker
+from pelton.worker.facts import device_facts
 
 Params = SamplingParams | Sequence[SamplingParams] | None
 PoolingAsked = PoolingParams | Sequence[PoolingParams] | None

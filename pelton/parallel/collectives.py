@@ -65,17 +65,16 @@ class Neighbours:
     announce: Announce
     previous: int | None = None
     following: int | None = None
-    _sending: list[tuple[dist.Work, torch.Tensor]] = field(default_factory=list)
+    _sending: list[tuple[dist.Work | None, torch.Tensor]] = field(default_factory=list)
 
     def send_hidden(self, hidden: torch.Tensor) -> None:
         """hidden: [T, H]; copied, for the next step writes to it."""
         self.announce(_told(f"send to rank {self.following}", hidden))
         for work, _ in self._sending:
+            assert work is not None, "this rank takes part"
             work.wait()
         kept = hidden.clone()
-        work = dist.isend(kept, self.following)
-        assert work is not None
-        self._sending = [(work, kept)]
+        self._sending = [(dist.isend(kept, self.following), kept)]
 
     def receive_hidden(self, hidden: torch.Tensor) -> None:
         """Fill [T, H]."""

@@ -9,7 +9,7 @@ from pelton.config.parallel import ParallelConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A rank's coordinates. Tensor-parallel neighbours have neighbouring ranks, for they speak most.
+    """A rank's coordinates. Ranks that share layers are neighbours, for they speak most.
 
     rank = stage * tensor_size + tensor_rank
     """

@@ -343,8 +343,8 @@ def _check_parallel(args: EngineArgs, model: ModelConfig) -> None:
         return
     if args.device.startswith("cuda:"):
         raise ConfigError(
-            f"device={args.device!r} is one GPU, and tensor_parallel_size={size} asks for more; use "
-            "device='cuda' (CUDA_VISIBLE_DEVICES says which)."
+            f"device={args.device!r} is one GPU, and tensor_parallel_size={size} asks for more; "
+            "use device='cuda' (CUDA_VISIBLE_DEVICES says which)."
         )
     if args.device == "fake":
         raise ConfigError(f"device='fake' is one device; leave tensor_parallel_size={size} out.")

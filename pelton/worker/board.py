@@ -51,7 +51,7 @@ class BoardWriter:
         self._text = entry["text"][0]
 
     def start_beating(self) -> None:
-        """From a thread: it beats even while the rank waits for others, but not when it is stopped."""
+        """In a thread: it beats while the rank waits for others, but not when it is stopped."""
         self._entry["beat"][0] = time.monotonic()
         threading.Thread(target=self._beat, name="pelton-beat", daemon=True).start()
 

@@ -14,7 +14,7 @@ def make_worker(
     checkpoint: Checkpoint,
     tables: dict[str, dict[str, str]] | None = None,
 ) -> StepWorker:
-    """tables: module -> entries that the program has added to literal tables, for other processes."""
+    """tables: module -> what the program has added to its literal table, for other processes."""
     if config.parallel.num_ranks == 1:
         return Worker(config, checkpoint)
     return WorkerGroup(config, checkpoint, tables or {})

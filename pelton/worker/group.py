@@ -23,8 +23,8 @@ from typing import Any
 from pelton import errors
 from pelton.checkpoint.source import Checkpoint
 from pelton.config.engine import EngineConfig
-from pelton.core.kv.spec import KVGroup
 from pelton.core.kv.host_pages import MoveCosts
+from pelton.core.kv.spec import KVGroup
 from pelton.core.plan import StepPlan, StepResult
 from pelton.errors import ConfigError, DeviceLost, EngineError, PeltonError
 from pelton.parallel.mesh import places
@@ -216,18 +216,18 @@ class WorkerGroup:
 
     def _watch(self) -> None:
         """What the workers say, and whether they still move, until one fails."""
-        ranks = {id(control): rank for rank, control in enumerate(self._controls)}
         while not self._is_closing:
             failed: dict[int, WorkerFailed | None] = {}
-            for control in wait(self._controls, _LOOK_SECONDS):
-                self._hear(ranks[id(control)], control, failed)
+            for rank in self._speaking(_LOOK_SECONDS):
+                self._hear(rank, failed)
             if self._is_closing:
                 return
             if failed:
                 # The others learn of it as a broken connection, perhaps at once: hear who is first.
-                for control in wait(self._controls, _GRACE_SECONDS):
-                    if ranks[id(control)] not in failed:
-                        self._hear(ranks[id(control)], control, failed)
+                time.sleep(_GRACE_SECONDS)
+                for rank in self._speaking(0):
+                    if rank not in failed:
+                        self._hear(rank, failed)
                 self._fail(self._reason(failed))
                 return
             reason = self._who_is_stuck()
@@ -235,12 +235,15 @@ class WorkerGroup:
                 self._fail(DeviceLost(reason))
                 return
 
-    def _hear(
-        self, rank: int, control: Connection[Any, Any], failed: dict[int, WorkerFailed | None]
-    ) -> None:
+    def _speaking(self, timeout: float) -> list[int]:
+        """Ranks that have something to say, or are gone."""
+        ready = wait(self._controls, timeout)
+        return [rank for rank, control in enumerate(self._controls) if control in ready]
+
+    def _hear(self, rank: int, failed: dict[int, WorkerFailed | None]) -> None:
         """Enter what the rank says; None in `failed`: it went without a word."""
         try:
-            message = control.recv()
+            message = self._controls[rank].recv()
         except (EOFError, OSError):
             failed[rank] = None
             return
@@ -252,8 +255,8 @@ class WorkerGroup:
             self._ready_changed.notify_all()
 
     def _reason(self, failed: dict[int, WorkerFailed | None]) -> EngineError | PeltonError:
-        for rank, told in failed.items():
-            if told is None:
+        for rank, said in failed.items():
+            if said is None:
                 process = self._processes[rank]
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(1.0)

@@ -65,7 +65,7 @@ class WorkerReady:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerFailed:
-    """kind: name of the exception's class. message: what it says. traceback: as Python prints it."""
+    """kind: the exception's class. message: what it says. traceback: as Python prints it."""
 
     kind: str
     message: str

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from pelton.config.engine import EngineConfig
-from pelton.core.kv.spec import KVGroup
 from pelton.core.kv.host_pages import MoveCosts
+from pelton.core.kv.spec import KVGroup
 from pelton.core.plan import StepPlan
 from pelton.runner.heads.protocol import StepOutcome
 

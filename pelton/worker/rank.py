@@ -9,6 +9,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
 
 from pelton.checkpoint.source import Checkpoint
 from pelton.config.engine import EngineConfig
@@ -46,7 +47,7 @@ def make_rank(
     announce("meeting the other ranks")
     dist.init_process_group(
         "nccl" if kind == "cuda" else "gloo",
-        store=dist.FileStore(meeting, len(everyone)),
+        store=FileStore(meeting, len(everyone)),
         rank=rank,
         world_size=len(everyone),
         timeout=timedelta(seconds=config.parallel.step_timeout),

@@ -9,6 +9,7 @@ room. Who waits sleeps on a descriptor (eventfd), one for each reader.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import select
@@ -133,10 +134,8 @@ class RingReader(_Ring):
             there = int(self._counts[0]) - position
             if not there:
                 self._poll.poll()
-                try:
+                with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(self._bell)
-                except BlockingIOError:
-                    pass
                 continue
             length = min(there, count - done)
             for at, run in self._pieces(position, length):

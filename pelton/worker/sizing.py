@@ -39,8 +39,8 @@ def fit_cache(
     with the table of memory.
 
     assemble: a runner for a configuration, over the loaded model. rehearse: has its kernels
-    compiled. others: bytes that were in use before the model came. agree_on_blocks: as in Worker. Raises ConfigError when
-    max_model_len does not fit.
+    compiled. others: bytes that were in use before the model came. agree_on_blocks: as in Worker.
+    Raises ConfigError when max_model_len does not fit.
     """
     share = config.cache.memory_share
     assert share is not None, "the size of the cache is given"

@@ -9,15 +9,31 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch.distributed
+
 from pelton.engine.loop import EngineLoop
 from pelton.errors import DeviceLost
+from pelton.worker.worker import Worker
+
+
+def _fail(self: Worker, plan: Any) -> Any:
+    raise ZeroDivisionError("on purpose")
+
 
 TARGET = "support.sabotage:sabotage"
 
 
 def sabotage(scores: Any, row: Any, *, how: str) -> None:
     """how: "exception", "device", "kill", "segfault", "exit", "sleep:SECONDS", or "child:FILE",
-    which starts a process that would live on, and writes its pid into the file."""
+    which starts a process that would live on, and writes its pid into the file. "N:" before it:
+    only on that rank of several workers, where "exception" fails the next step of that rank."""
+    if how[0].isdigit():
+        rank, _, how = how.partition(":")
+        if torch.distributed.get_rank() != int(rank):
+            return
+        if how == "exception":
+            Worker.execute = _fail  # type: ignore[method-assign]
+            return
     if how == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     elif how == "segfault":
