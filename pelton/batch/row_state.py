@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from pelton.batch.staged import Staging
-from pelton.core.plan import NewRow
-from pelton.ops.step_tensors import NEXT_TOKENS, RowTensors
+from pelton.core.plan import NewRow, StepPlan
+from pelton.ops.step_tensors import NEXT_TOKENS, TOTAL_LEN, RowTensors
 
 RESERVED_ROWS = 1
 
@@ -50,6 +50,17 @@ class RowState:
             ],
         )
         self._tokens.stage(slot, 0, row.token_ids)
+
+    def learn(self, plan: StepPlan) -> None:
+        """Stage what rows have got since their last step, where another stage samples."""
+        if plan.known_tokens is None:
+            return
+        for row in np.flatnonzero(plan.known_tokens >= 0).tolist():
+            slot, token = plan.refs[row].slot, plan.known_tokens[row : row + 1]
+            at = int(plan.num_computed_bound[row])
+            self._fields.stage(slot, TOTAL_LEN, [at + 1])
+            self._fields.stage(slot, NEXT_TOKENS, token)
+            self._tokens.stage(slot, at, token)
 
     def tensors(
         self,

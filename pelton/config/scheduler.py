@@ -16,6 +16,8 @@ class SchedulerConfig:
         log-probabilities made: on a CPU that costs about as much as the layers do.
     policy: a name from core/policy.py.
     max_steps_in_flight: launched steps whose results are not yet known.
+    num_stages: of a pipeline. With more than one, a row is scheduled when its last token is known,
+        and a step holds a share of the rows, so that every stage has one.
     """
 
     max_num_seqs: int
@@ -24,3 +26,4 @@ class SchedulerConfig:
     max_scored_tokens: int = 512
     policy: str = "fcfs"
     max_steps_in_flight: int = 2
+    num_stages: int = 1

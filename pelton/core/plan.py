@@ -126,6 +126,8 @@ class StepPlan:
     samples: [B] whether the row's last query token(s) yield tokens (false in mid-prefill). A
         sampling row has 1 + num_drafts verification rows.
     bounds_are_exact: whether num_computed_bound is what the device holds.
+    known_tokens: [B] the token that a decoding row had last, -1 for other rows; None where every
+        stage has sampled it itself.
     is_one_each: whether it is known that every row has one token, no draft, and samples.
     has_embeds: whether some of its query tokens may be embeddings of prompts.
     finished, preempted: rows freed since the last plan, sorted.
@@ -141,6 +143,7 @@ class StepPlan:
     samples: npt.NDArray[np.bool_]
     bounds_are_exact: bool = True
     is_one_each: bool = False
+    known_tokens: Int32Array | None = None
     has_embeds: bool = False
     new_rows: list[NewRow] = field(default_factory=list)
     block_appends: list[BlockAppend] = field(default_factory=list)

@@ -52,6 +52,8 @@ from pelton.errors import ConfigError, IntegrityError, PeltonError, RequestError
 from pelton.metrics.step_sizes import StepSizes
 
 _MANY = 2**31
+# Decodes that take about as long together as one alone.
+_FEW_ROWS = 4
 _STATUS_TEXT = {
     NAN_LOGITS: "the model's logits are not finite",
     ALL_MASKED: "no token is legal",
@@ -170,6 +172,8 @@ class Scheduler:
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size
         self._num_drafts = num_speculative_tokens
+        self._num_stages = config.num_stages
+        self._has_plain_rows = not num_speculative_tokens and config.num_stages == 1
         self._kv = KVManager(
             groups,
             cache.num_blocks,
@@ -329,6 +333,8 @@ class Scheduler:
             return None
         state_saves = self._kv.checkpoint(draft.requests)
         plan = draft.to_plan(self._num_steps, self._finished_refs, self._preempted_refs)
+        if self._num_stages > 1:
+            plan.known_tokens = _known_tokens(draft.requests, plan.num_computed_bound)
         plan.state_saves = state_saves
         plan.offloads = self._kv.host.take_orders()
         self._finished_refs, self._preempted_refs = [], []
@@ -349,13 +355,19 @@ class Scheduler:
         running = self._running
         preempted = False
         index = 0
+        rows_left = self._rows_of_a_step()
         while index < len(running) and draft.budget > 0:
-            if not self._num_drafts:
+            if self._has_plain_rows:
                 index += draft.give_plain(running, index)
                 if index == len(running) or draft.budget == 0:
                     break
             request = running[index]
             computed = request.num_computed_tokens
+            if self._num_stages > 1 and computed >= request.prefill_len:
+                if request.num_in_flight_min or not rows_left:
+                    index += 1
+                    continue
+                rows_left -= 1
             want = request.num_tokens + request.num_placeholders - computed
             if computed < request.prefill_len:
                 num_drafts = 0
@@ -390,6 +402,11 @@ class Scheduler:
             draft.give(request, count, num_drafts, samples=samples)
             index += 1
         return preempted
+
+    def _rows_of_a_step(self) -> int:
+        """Rows that may decode in one step of a pipeline: a stage's share of all, but no fewer than
+        cost about what one does."""
+        return max(-(-len(self._running) // self._num_stages), _FEW_ROWS)
 
     def _chunk(self, request: Request, want: int, draft: _Draft) -> int:
         """How many of the `want` known tokens that a request has not computed it may have now."""
@@ -942,6 +959,17 @@ class _Draft:
             finished=sorted(finished),
             preempted=sorted(preempted),
         )
+
+
+def _known_tokens(requests: list[Request], bounds: Int32Array) -> Int32Array:
+    """[B], as StepPlan has it."""
+    return np.array(
+        [
+            request.token_ids[bound] if bound >= request.prefill_len else -1
+            for request, bound in zip(requests, bounds.tolist(), strict=True)
+        ],
+        np.int32,
+    )
 
 
 def _check(holds: bool, text: str) -> None:

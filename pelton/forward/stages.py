@@ -14,7 +14,7 @@ from pelton.models.protocol import Model
 
 
 class Link(Protocol):
-    """Between two neighbouring stages: hidden states go down, sampled tokens come back."""
+    """Between two neighbouring stages."""
 
     def send_hidden(self, hidden: torch.Tensor) -> None:
         """hidden: [T, H]; queued."""
@@ -22,14 +22,6 @@ class Link(Protocol):
 
     def receive_hidden(self, hidden: torch.Tensor) -> None:
         """Fill [T, H]; queued."""
-        ...
-
-    def send_sampled(self, packed: torch.Tensor) -> None:
-        """packed: [B, 1 + K + 2] int32, as ops/verify gives it; queued."""
-        ...
-
-    def receive_sampled(self, packed: torch.Tensor) -> None:
-        """Fill [B, 1 + K + 2]; queued."""
         ...
 
 
@@ -107,7 +99,7 @@ class LaterStage:
 
 
 class LocalLink:
-    """Two stages in one process and on one device: a buffer each way."""
+    """Two stages in one process and on one device: a buffer between them."""
 
     def __init__(
         self,
@@ -115,22 +107,13 @@ class LocalLink:
         *,
         max_tokens: int,
         hidden_size: int,
-        max_rows: int,
-        num_drafts: int,
         dtype: torch.dtype,
     ) -> None:
         self._device = device
         self._hidden = device.zeros((max_tokens, hidden_size), dtype)
-        self._packed = device.zeros((max_rows, num_drafts + 3), torch.int32)
 
     def send_hidden(self, hidden: torch.Tensor) -> None:
         self._device.launch(torch.Tensor.copy_, self._hidden[: len(hidden)], hidden)
 
     def receive_hidden(self, hidden: torch.Tensor) -> None:
         self._device.launch(torch.Tensor.copy_, hidden, self._hidden[: len(hidden)])
-
-    def send_sampled(self, packed: torch.Tensor) -> None:
-        self._device.launch(torch.Tensor.copy_, self._packed[: len(packed)], packed)
-
-    def receive_sampled(self, packed: torch.Tensor) -> None:
-        self._device.launch(torch.Tensor.copy_, packed, self._packed[: len(packed)])

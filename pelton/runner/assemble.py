@@ -36,6 +36,7 @@ from pelton.model_state.default import DefaultModelState
 from pelton.models.protocol import Model
 from pelton.ops.recurrent import takes_triton
 from pelton.runner.ends import make_end
+from pelton.runner.heads.relay import RelayHead
 from pelton.runner.heads.sample import SampleHead
 from pelton.runner.memory import allocate_kv
 from pelton.runner.model_runner import ModelRunner
@@ -188,9 +189,9 @@ def assemble(
     )
     executor: Executor = eager
     if place is not None and place.following is not None:
-        head = end.relay(place.following)
+        head = RelayHead(device, row_tensors, max_rows=max_rows)
     else:
-        head = end.head(None if place is None else place.previous)
+        head = end.head()
     if isinstance(head, SampleHead):
         reads_lengths = has_states and takes_triton(dtype, device.torch_device.type) is not None
         can_record = device.records_when_asked or (backend.refreshes_in_place and not reads_lengths)

@@ -12,14 +12,12 @@ from pelton.batch.row_state import RowState
 from pelton.batch.staged import Staging
 from pelton.config.engine import EngineConfig
 from pelton.device.protocol import Device
-from pelton.forward.stages import Link
 from pelton.layers.context import Communicator
 from pelton.models.protocol import Model
 from pelton.ops.step_tensors import RowTensors
 from pelton.pooling.pooler import Pooler
 from pelton.runner.heads.pool import PoolHead
 from pelton.runner.heads.protocol import Head
-from pelton.runner.heads.relay import PoolingRelayHead, RelayHead
 from pelton.runner.heads.results import ResultRing
 from pelton.runner.heads.sample import SampleHead
 from pelton.sampling.gathered_head import GatheredHead
@@ -42,13 +40,7 @@ class End(Protocol):
         """The device's rows are there. Returns participants that come behind all others."""
         ...
 
-    def relay(self, following: Link) -> Head:
-        """The head of a stage that is not the last."""
-        ...
-
-    def head(self, previous: Link | None) -> Head:
-        """The head of the last stage. previous: the link to the stage before it."""
-        ...
+    def head(self) -> Head: ...
 
 
 class SamplingEnd:
@@ -92,16 +84,7 @@ class SamplingEnd:
         )
         return [self._prompt_logprobs]
 
-    def relay(self, following: Link) -> RelayHead:
-        return RelayHead(
-            self._device,
-            self._rows,
-            following,
-            max_rows=self._config.scheduler.max_num_seqs,
-            num_drafts=self._config.num_speculative_tokens,
-        )
-
-    def head(self, previous: Link | None) -> SampleHead:
+    def head(self) -> SampleHead:
         config, device = self._config, self._device
         max_rows, num_drafts = config.scheduler.max_num_seqs, config.num_speculative_tokens
         return SampleHead(
@@ -124,7 +107,6 @@ class SamplingEnd:
             max_logits=self._max_logits,
             max_logprobs=self._max_logprobs,
             dtype=getattr(torch, config.dtype),
-            after_sample=None if previous is None else previous.send_sampled,
         )
 
 
@@ -157,10 +139,7 @@ class PoolingEnd:
         self._rows = rows
         return []
 
-    def relay(self, following: Link) -> PoolingRelayHead:
-        return PoolingRelayHead(self._device, self._rows, max_rows=self._max_rows)
-
-    def head(self, previous: Link | None) -> PoolHead:
+    def head(self) -> PoolHead:
         return PoolHead(
             self._device, self._pooler, self._rows, depth=self._depth, max_rows=self._max_rows
         )

@@ -114,6 +114,7 @@ class ModelRunner:
             except Exception as error:
                 self._staging.drop_writes(mark)
                 failed[row.ref] = error
+        self._rows.learn(plan)
         for append in plan.block_appends:
             self._tables.append(append)
             for hook in self._append_hooks:

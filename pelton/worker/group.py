@@ -298,8 +298,8 @@ class WorkerGroup:
             self._failure = failure
             self._ready_changed.notify_all()
             on_failure = self._on_failure
-        self._answers.ring_bell()
         on_failure(failure)
+        self._answers.ring_bell()
 
     def _kill(self) -> None:
         """All processes, at once; they are gone afterwards."""

@@ -14,6 +14,7 @@ from pelton.core.plan import StepPlan
 from pelton.forward.in_flight import Final, Sent
 from pelton.forward.stages import LocalLink
 from pelton.layers.context import BuildContext
+from pelton.ops.step_tensors import NEXT_TOKENS, TOTAL_LEN
 from pelton.runner.assemble import PipelinePlace, assemble, attention_backend
 from pelton.runner.heads.protocol import StepOutcome
 from pelton.worker.worker import load_model
@@ -31,8 +32,6 @@ class TwoStages:
             self.device,
             max_tokens=config.scheduler.max_num_batched_tokens,
             hidden_size=config.model.hidden_size,
-            max_rows=config.scheduler.max_num_seqs,
-            num_drafts=0,
             dtype=torch.float32,
         )
         places = (
@@ -65,17 +64,19 @@ class TwoStages:
         return outcome
 
     def check_rows(self) -> None:
-        """Both stages know the same tokens and counts."""
+        """Both stages have computed the same, and know the same tokens, but for the last one that
+        was sampled: the first stage hears of it with the row's next step."""
         self.device.synchronize()
         with torch._C.DisableTorchFunctionSubclass():
-            fields = [stage._rows._fields.tensor[:-1] for stage in self.stages]
-            tokens = [stage._rows._tokens.tensor[:-1] for stage in self.stages]
-            assert torch.equal(*fields)
-            assert torch.equal(*tokens)
+            first, last = (stage._rows._fields.tensor[:-1] for stage in self.stages)
+            of_first, of_last = (stage._rows._tokens.tensor[:-1] for stage in self.stages)
+            assert torch.equal(first[:, :NEXT_TOKENS], last[:, :NEXT_TOKENS])
+            for slot, length in enumerate(first[:, TOTAL_LEN].tolist()):
+                assert torch.equal(of_first[slot, : length - 1], of_last[slot, : length - 1])
 
 
 def two_stages(device: str, **changes: Any) -> tuple[TinyEngine, TwoStages]:
-    engine = TinyEngine(tiny_llama(), device=device, **changes)
+    engine = TinyEngine(tiny_llama(), device=device, num_stages=2, **changes)
     stages = TwoStages(engine)
     engine.loop._worker = stages  # type: ignore[assignment]
     return engine, stages
@@ -136,12 +137,16 @@ def test_a_prompt_of_embeddings_is_refused_on_both_stages():
 
 
 @pytest.mark.parametrize("device", ["queued", "fake"])
-def test_a_stage_that_is_told_nothing_goes_astray(device):
-    """The check of rows can fail: without the relayed tokens the first stage stands still."""
-    engine, stages = two_stages(device)
-    link: Any = stages.stages[0]._head._link  # type: ignore[attr-defined]
-    link.send_sampled = link.receive_sampled = lambda packed: None
-    stages.stages[1]._head._after_sample = lambda packed: None  # type: ignore[attr-defined]
+@pytest.mark.parametrize("what", ["tokens", "advance"])
+def test_a_stage_that_is_told_nothing_goes_astray(device, what):
+    """The check of rows can fail: without the sampled tokens, or without the advance by what it has
+    computed, the first stage stands still."""
+    engine, stages = two_stages(device, long_prefill_token_threshold=3)
+    first: Any = stages.stages[0]
+    if what == "tokens":
+        first._rows.learn = lambda plan: None
+    else:
+        first._head._advance.launch = lambda batch: None
     (prompt,) = prompts_of([6])
     name = engine.add(prompt, greedy())
     assert engine.run()[name].token_ids != plain_tokens(prompt, greedy())

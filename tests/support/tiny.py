@@ -99,6 +99,7 @@ def make_config(folder: Path, **changes: Any) -> EngineConfig:
         "long_prefill_token_threshold": 0,
         "policy": "fcfs",
         "max_steps_in_flight": 2,
+        "num_stages": 1,
     }
     scheduler = {name: changes.pop(name, default) for name, default in known.items()}
     caching = changes.pop("enable_prefix_caching", True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import torch
 
@@ -24,7 +22,6 @@ class SampleHead:
     """Head product, sampling, verification, the copy to the host, the rows' advance, and drafts.
 
     max_logits: verification rows of a step.
-    after_sample: queues what other stages are told, [B, 1 + K + 2] packed results.
     """
 
     def __init__(
@@ -42,7 +39,6 @@ class SampleHead:
         max_logits: int,
         max_logprobs: int,
         dtype: torch.dtype,
-        after_sample: Callable[[torch.Tensor], None] | None = None,
     ) -> None:
         max_logits = max(max_logits, MIN_TILE_ROWS)
         self._device = device
@@ -58,7 +54,6 @@ class SampleHead:
         self._logits = device.empty((max_logits, vocabulary.vocab_shard_size), dtype)
         self._output = SampleOutput.allocate(device, max_logits, max_logprobs)
         self._packed = device.zeros((max_rows, num_drafts + 3), torch.int32)
-        self._after_sample = after_sample or (lambda packed: None)
 
     def run(self, in_flight: InFlight) -> PendingResult | NoResult:
         if isinstance(in_flight, Nothing):
@@ -75,7 +70,6 @@ class SampleHead:
                 batch, in_flight.hidden, self._logits, self._output
             )
             self._launch(plan, batch, in_flight.hidden)
-        self._after_sample(packed)
         slot = self._ring.lease()
         try:
             self._copy_out(slot, plan, batch, packed)
