@@ -64,8 +64,8 @@ class EngineArgs:
         its neighbours, chunk sizes or prefix hits, bit for bit.
     max_steps_in_flight: depth of the launch pipeline (1 = wait for each step).
     tensor_parallel_size: devices that share each layer.
-    pipeline_parallel_size: stages of the pipeline that the layers are dealt out to, each of
-        tensor_parallel_size devices; 1 is what this version can do.
+    pipeline_parallel_size: stages that the layers are dealt out to, each of tensor_parallel_size
+        devices.
     data_parallel_size: engines; 1 is what this version can do.
     step_timeout: with several devices: seconds after which a step that has not ended ends the
         engine, with where each of them stands.

@@ -33,6 +33,7 @@ from pelton.core.plan import (
     PROCESSOR_FAILED,
     BlockAppend,
     Float32Array,
+    Int32Array,
     LogprobRows,
     NewRow,
     SlotRef,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -50,7 +50,9 @@ class OneRank:
 class BuildContext:
     """How layers are built: where, in what type, as which rank, with which kernels.
 
-    kv_codes: what keys and values are quantised to, or None.
+    kv_codes: what keys and values are quantised to, or None. layers: those of this pipeline stage;
+    None: all. is_elsewhere: another stage holds what is built, which is a shape without memory here
+    (torch's device "meta"), and is never bound.
     """
 
     device: torch.device
@@ -60,10 +62,20 @@ class BuildContext:
     batch_invariant: bool = False
     rank: int = 0
     size: int = 1
+    layers: range | None = None
+    is_elsewhere: bool = False
+
+    def of_layer(self, index: int, num_layers: int) -> BuildContext:
+        """For layer `index`; -1 is what stands before them all, num_layers what stands behind."""
+        held = self.layers
+        if held is None or min(max(index, 0), num_layers - 1) in held:
+            return self
+        return replace(self, is_elsewhere=True)
 
     def weight(self, *shape: int) -> torch.Tensor:
         """Memory for a weight; whoever loads it fills it."""
-        return torch.empty(shape, dtype=self.dtype, device=self.device)
+        device = torch.device("meta") if self.is_elsewhere else self.device
+        return torch.empty(shape, dtype=self.dtype, device=device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from pelton.errors import ConfigError
 from pelton.ops.block_weight import BlockWeight
 
 PartName = str | None
-Filled = Literal["loaded", "initialised", "replaced"]
+Filled = Literal["loaded", "initialised", "replaced", "elsewhere"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +95,7 @@ class Parameter:
 
     filled: the completeness ledger's entries. "loaded": read from the checkpoint. "initialised":
     the layer set the values on purpose. "replaced": another tensor took its place (prepacking).
+    "elsewhere": another pipeline stage holds it.
     takes_blocks: its layer has kernels for quantised blocks. blocks: what it is then, if it is; the
     tensor is empty.
     """

@@ -58,19 +58,28 @@ class Decoder:
     def __init__(self, build: BuildContext, config: ModelConfig) -> None:
         self.config = config
         self.num_layers = config.num_layers
-        self.embedding = Embedding(build, config.vocab_size, config.hidden_size)
-        self.layers = [DecoderLayer(build, config, i) for i in range(config.num_layers)]
+        before, behind = (build.of_layer(i, config.num_layers) for i in (-1, config.num_layers))
+        is_tied = config.has_lm_head and config.tie_word_embeddings
+        of_embedding = behind if is_tied and before.is_elsewhere else before
+        self._has_embedding = not of_embedding.is_elsewhere
+        self._has_end = not behind.is_elsewhere
+        self._held = build.layers or range(config.num_layers)
+        self.embedding = Embedding(of_embedding, config.vocab_size, config.hidden_size)
+        self.layers = [
+            DecoderLayer(build.of_layer(i, config.num_layers), config, i)
+            for i in range(config.num_layers)
+        ]
         if not config.has_lm_head:
             self.vocab_shard_size = 0
             self.pooled = PooledOutput(
-                build,
+                behind,
                 config.hidden_size,
                 norm_eps=config.rms_norm_eps,
                 num_labels=config.num_labels,
                 has_bias=config.classifier == "token",
             )
         else:
-            self._build_head(build)
+            self._build_head(behind)
         # As the checkpoint's authors have it: rounded to the weights' type first.
         multiplier = torch.tensor(config.embedding_multiplier, dtype=build.dtype)
         self._embedding_multiplier = float(multiplier)
@@ -105,9 +114,12 @@ class Decoder:
         return named
 
     def bind(self) -> None:
-        self.embedding.bind()
-        for layer in self.layers:
-            layer.bind()
+        if self._has_embedding:
+            self.embedding.bind()
+        for index in self._held:
+            self.layers[index].bind()
+        if not self._has_end:
+            return
         if not self.config.has_lm_head:
             self.pooled.bind()
             return

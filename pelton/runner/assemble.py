@@ -25,7 +25,6 @@ from pelton.core.descriptor import Descriptor
 from pelton.core.kv.groups import group_layers, with_tables
 from pelton.core.kv.spec import KVGroup
 from pelton.device.protocol import Device
-from pelton.errors import UnsupportedError
 from pelton.forward.dispatch import Ladder
 from pelton.forward.eager import EagerExecutor, allocate_buffers, as_live
 from pelton.forward.executor import Executor
@@ -36,6 +35,7 @@ from pelton.model_state.default import DefaultModelState
 from pelton.models.protocol import Model
 from pelton.ops.recurrent import takes_triton
 from pelton.runner.ends import make_end
+from pelton.runner.heads.protocol import Head
 from pelton.runner.heads.relay import RelayHead
 from pelton.runner.heads.sample import SampleHead
 from pelton.runner.memory import allocate_kv
@@ -150,7 +150,8 @@ def assemble(
 
     participants += end.connect(row_tensors, buffers)
 
-    kv = allocate_kv(device, backend, layers, config.cache.num_blocks)
+    held = None if place is None else range(place.lo, place.hi)
+    kv = allocate_kv(device, backend, layers, config.cache.num_blocks, held)
     pools = [pool for pool in kv if len(pool)]
     zeroing.pools = pools
     offload.allocate(pools)
@@ -167,11 +168,7 @@ def assemble(
         max_tokens=max_tokens,
         max_model_len=config.max_model_len,
     )
-    if place is not None and num_drafts:
-        raise UnsupportedError(
-            "speculative_config is not supported with pipeline parallelism: the first stage would "
-            "not learn the last one's drafts; leave one of them out."
-        )
+    assert place is None or not num_drafts, "the first stage would not learn the last one's drafts"
     stage = _stage(device, model, embeds, place)
     builder = BatchBuilder(device, rows, tables, buffers)
     eager = EagerExecutor(
@@ -189,7 +186,7 @@ def assemble(
     )
     executor: Executor = eager
     if place is not None and place.following is not None:
-        head = RelayHead(device, row_tensors, max_rows=max_rows)
+        head: Head = RelayHead(device, row_tensors, max_rows=max_rows)
     else:
         head = end.head()
     if isinstance(head, SampleHead):

@@ -30,7 +30,13 @@ from pelton.device.table import STAGING_MODES
 from pelton.errors import ConfigError, UnsupportedError
 from pelton.quant.table import GGUF, SCHEMES
 from pelton.setup.pooling import decide_pooling
-from pelton.setup.refusals import RECURRENT_OFFLOADING, REFUSALS, REFUSED_DEVICES
+from pelton.setup.refusals import (
+    PIPELINED_RECURRENCE,
+    PIPELINED_SPECULATION,
+    RECURRENT_OFFLOADING,
+    REFUSALS,
+    REFUSED_DEVICES,
+)
 from pelton.speculation.table import SPECULATORS
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -80,6 +86,7 @@ _INTEGERS: dict[str, tuple[int, int]] = {
     "max_logprobs": (0, _INT32),
     "max_cudagraph_capture_size": (1, _INT32),
     "tensor_parallel_size": (1, 1024),
+    "pipeline_parallel_size": (1, 1024),
 }
 _SPECULATION_KEYS = tuple(field.name for field in fields(SpeculationConfig))
 # Verification costs a row per draft, and long runs of right drafts are rare.
@@ -335,19 +342,29 @@ def _check_mamba_block_size(args: EngineArgs, model: ModelConfig) -> None:
 
 def _check_parallel(args: EngineArgs, model: ModelConfig) -> None:
     """What can be seen from the model's sizes."""
-    size = args.tensor_parallel_size
+    size, stages = args.tensor_parallel_size, args.pipeline_parallel_size
     timeout: Any = args.step_timeout
     if type(timeout) not in (int, float) or not 1 <= timeout <= 86400:
         raise ConfigError(f"step_timeout must be in [1, 86400] seconds, got {timeout!r}.")
-    if size == 1:
+    if size * stages == 1:
         return
+    asked = f"tensor_parallel_size={size}" if size > 1 else f"pipeline_parallel_size={stages}"
     if args.device.startswith("cuda:"):
         raise ConfigError(
-            f"device={args.device!r} is one GPU, and tensor_parallel_size={size} asks for more; "
-            "use device='cuda' (CUDA_VISIBLE_DEVICES says which)."
+            f"device={args.device!r} is one GPU, and {asked} asks for more; use device='cuda' "
+            "(CUDA_VISIBLE_DEVICES says which)."
         )
     if args.device == "fake":
-        raise ConfigError(f"device='fake' is one device; leave tensor_parallel_size={size} out.")
+        raise ConfigError(f"device='fake' is one device; leave {asked} out.")
+    if stages > model.num_layers:
+        raise ConfigError(
+            f"pipeline_parallel_size={stages} is above the model's {model.num_layers} layers; "
+            "lower it."
+        )
+    if stages > 1 and args.speculative_config is not None:
+        raise UnsupportedError(PIPELINED_SPECULATION.format(value=stages))
+    if stages > 1 and model.is_recurrent:
+        raise UnsupportedError(PIPELINED_RECURRENCE.format(value=stages))
     kv = model.num_kv_heads
     if model.num_heads % size or (kv % size and size % kv):
         raise ConfigError(

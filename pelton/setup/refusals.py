@@ -17,12 +17,6 @@ class Refusal:
 
 REFUSALS: tuple[Refusal, ...] = (
     Refusal(
-        "pipeline_parallel_size",
-        1,
-        "pipeline_parallel_size={value!r} is not supported by this version; an engine runs on one "
-        "device, leave it at 1.",
-    ),
-    Refusal(
         "data_parallel_size",
         1,
         "data_parallel_size={value!r} is not supported by this version; start one engine per "
@@ -40,6 +34,15 @@ REFUSALS: tuple[Refusal, ...] = (
 RECURRENT_OFFLOADING = (
     "kv_offloading_size={value!r} is not supported for a model with recurrent layers: their state "
     "does not lie in the KV blocks that would be moved; leave it out."
+)
+
+PIPELINED_SPECULATION = (
+    "speculative_config is not supported with pipeline_parallel_size={value!r}: the first stage "
+    "would not learn the last one's drafts; leave one of them out."
+)
+PIPELINED_RECURRENCE = (
+    "pipeline_parallel_size={value!r} is not supported for a model with recurrent layers; leave it "
+    "at 1."
 )
 
 # Devices that others run on and this version does not.

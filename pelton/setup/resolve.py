@@ -185,7 +185,9 @@ def resolve(checked: CheckedArgs, facts: DeviceFacts) -> EngineConfig:
             max_num_batched_tokens=max_num_batched_tokens,
             long_prefill_token_threshold=args.long_prefill_token_threshold,
             policy=args.scheduling_policy,
-            max_steps_in_flight=args.max_steps_in_flight,
+            # Fewer would leave stages idle.
+            max_steps_in_flight=max(args.max_steps_in_flight, args.pipeline_parallel_size),
+            num_stages=args.pipeline_parallel_size,
         ),
         dtype=dtype,
         device=device,

@@ -100,6 +100,9 @@ def load_weights(
     try:
         for copy in copies:
             parameter = parameters[copy.target]
+            if parameter.tensor.is_meta:
+                parameter.mark(copy.part, "elsewhere")
+                continue
             if parameter.blocks is None:
                 _fill(parameter, copy, source, head_dim, upload)
                 num_bytes = parameter.part_tensor(copy.part).nbytes
@@ -250,6 +253,7 @@ def _keep_blocks(
         parts = [parameter.parts[copy.part] for copy in group]
         if not (
             parameter.takes_blocks
+            and not parameter.tensor.is_meta
             and len(group) == len(parameter.parts)
             and all(copy.transform in (None, "unpermute") for copy in group)
             and all(part.size == part.source_shape[part.dim] for part in parts)

@@ -169,6 +169,7 @@ class Worker:
             batch_invariant=config.batch_invariant,
             rank=communicator.rank,
             size=communicator.size,
+            layers=None if place is None else range(place.lo, place.hi),
         )
         if config.pools:
             config = replace(config, pooling=replace(config.pooling, methods=method_facts()))

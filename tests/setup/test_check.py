@@ -97,8 +97,6 @@ def test_defaults_of_sampling_beside_a_gguf_file(tmp_path):
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("tensor_parallel_size", 2),
-        ("pipeline_parallel_size", 2),
         ("data_parallel_size", 2),
         ("enable_lora", True),
     ],
@@ -108,6 +106,29 @@ def test_refusals(args, field, value):
     with pytest.raises(UnsupportedError) as error:
         check(replace(args, **{field: value}))
     assert f"{field}={value!r} is not supported" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "says"),
+    [
+        ({"tensor_parallel_size": 3}, ConfigError, "cannot deal out 4 heads and 4 key"),
+        ({"tensor_parallel_size": 2, "device": "cuda:1"}, ConfigError, "'cuda:1' is one GPU"),
+        ({"pipeline_parallel_size": 2, "device": "fake"}, ConfigError, "is one device"),
+        ({"pipeline_parallel_size": 9}, ConfigError, "above the model's"),
+        ({"tensor_parallel_size": 2, "step_timeout": 0}, ConfigError, "step_timeout must be in"),
+        (
+            {
+                "pipeline_parallel_size": 2,
+                "speculative_config": {"method": "ngram", "num_speculative_tokens": 2},
+            },
+            UnsupportedError,
+            "not supported with pipeline_parallel_size=2",
+        ),
+    ],
+)
+def test_several_devices(args, changes, kind, says):
+    with pytest.raises(kind, match=says):
+        check(replace(args, **changes))
 
 
 @pytest.mark.parametrize(

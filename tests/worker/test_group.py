@@ -18,20 +18,37 @@ from support.sabotage import TARGET
 from support.tiny import TinyEngine, checkpoint_of, make_config, prompts_of, tiny_llama
 
 from pelton.config.parallel import ParallelConfig
+from pelton.config.params import SamplingParams
 from pelton.engine.loop import EngineLoop
 from pelton.errors import ConfigError, DeviceLost
 from pelton.sampling.table import PROCESSORS
 from pelton.worker import group as group_module
 from pelton.worker.group import WorkerGroup
 
-LAYOUTS = {"TP2": ParallelConfig(tensor=2), "TP4": ParallelConfig(tensor=4)}
+LAYOUTS = {
+    "TP2": ParallelConfig(tensor=2),
+    "TP4": ParallelConfig(tensor=4),
+    "PP2": ParallelConfig(pipeline=2),
+    "TP2 PP2": ParallelConfig(tensor=2, pipeline=2),
+    "PP4": ParallelConfig(pipeline=4),
+}
 GONE_SECONDS = 10.0
 
 
+def folder() -> Path:
+    """Four layers: one for each of four stages."""
+    return tiny_llama(num_hidden_layers=4)
+
+
+def tokens_of(prompt: list[int], params: SamplingParams, seed: int = 7) -> list[int]:
+    return plain_tokens(prompt, params, seed=seed, folder=folder())
+
+
 def start(parallel: ParallelConfig, **changes: Any) -> WorkerGroup:
-    config = make_config(tiny_llama(), parallel=parallel, **changes)
+    stages = {"num_stages": parallel.pipeline, "max_steps_in_flight": max(parallel.pipeline, 2)}
+    config = make_config(folder(), parallel=parallel, **{**stages, **changes})
     tables = {"pelton.sampling.table:PROCESSORS": {"sabotage": TARGET}}
-    return WorkerGroup(config, checkpoint_of(tiny_llama()), tables)
+    return WorkerGroup(config, checkpoint_of(folder()), tables)
 
 
 class GroupEngine(TinyEngine):
@@ -47,7 +64,9 @@ class GroupEngine(TinyEngine):
 @pytest.fixture(scope="module", params=LAYOUTS)
 def workers(request: Any) -> Iterator[WorkerGroup]:
     """One pool for all tests of a layout: small, so that some of them preempt."""
-    workers = start(LAYOUTS[request.param], num_blocks=20, long_prefill_token_threshold=7)
+    workers = start(
+        LAYOUTS[request.param], max_num_seqs=8, num_blocks=40, long_prefill_token_threshold=7
+    )
     yield workers
     workers.close()
 
@@ -58,7 +77,7 @@ def test_the_answers_of_one_process(workers):
     for index, prompt in enumerate(prompts_of([1, 6, 11, 24, 30], seed=17)):
         for make in KINDS.values():
             name = engine.add(prompt, make(logprobs=1), seed=index)
-            expected[name] = plain_tokens(prompt, make(), seed=index)
+            expected[name] = tokens_of(prompt, make(), seed=index)
     aborted = [engine.add(prompt, greedy()) for prompt in prompts_of([9, 20], seed=3)]
     for count in range(1000):
         if not engine.loop.has_work():
@@ -78,7 +97,7 @@ def test_the_answers_of_one_process(workers):
 def test_prefix_hits(workers):
     engine = GroupEngine(workers)
     (prompt,) = prompts_of([30], seed=5)
-    wanted = plain_tokens(prompt, greedy())
+    wanted = tokens_of(prompt, greedy())
     for _ in range(2):
         name = engine.add(prompt, greedy())
         assert engine.run()[name].token_ids == wanted
@@ -91,7 +110,7 @@ def test_prompt_logprobs(workers):
     """From gathered logits; the same as one process's to what sums in another order differ by."""
     (prompt,) = prompts_of([20], seed=6)
     found = []
-    for engine in (GroupEngine(workers), TinyEngine(tiny_llama())):
+    for engine in (GroupEngine(workers), TinyEngine(folder())):
         engine.add(prompt, greedy(3, prompt_logprobs=2))
         while engine.loop.has_work():
             for update, _ in engine.loop.step():
@@ -106,7 +125,7 @@ def test_a_request_that_all_ranks_refuse_fails_alone(workers):
     good, bad = prompts_of([6, 7])
     names = [engine.add(good, greedy()), engine.add(bad, greedy(logprobs=10**6))]
     outcomes = engine.run()
-    assert outcomes[names[0]].token_ids == plain_tokens(good, greedy())
+    assert outcomes[names[0]].token_ids == tokens_of(good, greedy())
     assert outcomes[names[1]].finish_reason == "error"
 
 
@@ -119,9 +138,9 @@ def pids(workers: WorkerGroup) -> list[int]:
     return [process.pid for process in workers._processes]
 
 
-def assert_gone(workers: WorkerGroup, folder: Path) -> None:
+def assert_gone(workers: WorkerGroup, place: Path) -> None:
     deadline = time.monotonic() + GONE_SECONDS
-    while not all(is_gone(pid) for pid in pids(workers)) or folder.exists():
+    while not all(is_gone(pid) for pid in pids(workers)) or place.exists():
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
@@ -133,7 +152,7 @@ def test_a_rank_that_goes_ends_the_group_by_name(how, monkeypatch):
     monkeypatch.setattr(group_module, "_SILENCE_SECONDS", 2.0)
     timeout = 3.0 if how == "late" else 100.0
     workers = start(ParallelConfig(tensor=2, step_timeout=timeout))
-    folder, engine = Path(workers._folder), GroupEngine(workers)
+    place, engine = Path(workers._folder), GroupEngine(workers)
     (prompt,) = prompts_of([6])
     heard: list[Exception] = []
     workers.listen(heard.append)
@@ -156,10 +175,9 @@ def test_a_rank_that_goes_ends_the_group_by_name(how, monkeypatch):
             match = "has not ended after 3 s. rank 0: step .*, all_.*; rank 1: step .*"
     begun = time.monotonic()
     with pytest.raises(DeviceLost, match=match):
-        while True:
-            engine.step()
+        engine.run(10**6)
     assert time.monotonic() - begun < GONE_SECONDS
-    assert_gone(workers, folder)
+    assert_gone(workers, place)
     assert [type(error) for error in heard] == [DeviceLost]
     with pytest.raises(DeviceLost, match=match):
         workers.execute(engine.loop.scheduler.schedule())  # type: ignore[arg-type]
@@ -170,6 +188,7 @@ PARENT = """
 import sys, time
 from worker.test_group import pids, start
 from pelton.config.parallel import ParallelConfig
+from pelton.config.params import SamplingParams
 print(*pids(start(ParallelConfig(tensor=2))), flush=True)
 time.sleep(100)
 """

@@ -11,8 +11,8 @@ from pelton.ops.step_tensors import RowTensors, StepArrays
 
 
 class RowAdvance:
-    """Every row has computed its query tokens. One that samples has a token more, which is not known
-    here: a placeholder stands for it until a plan tells (RowState.learn)."""
+    """Every row has computed its query tokens. One that samples has a token more, unknown here: a
+    placeholder stands for it until a plan tells (RowState.learn)."""
 
     def __init__(self, device: Device, rows: RowTensors, *, max_rows: int) -> None:
         self._device = device
