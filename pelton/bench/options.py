@@ -163,7 +163,7 @@ class HostOptions(BenchOptions):
 class StagingOptions:
     """Rows of tokens from the host into a table of the device.
 
-    device: "cpu" | "cuda" | "cuda:N".
+    device: "auto" | "cpu" | "cuda" | "cuda:N".
     staging_mode: how: "auto" | "aliased" | "pinned" | "pageable".
     num_iters: measured iterations.
     num_iters_warmup: iterations before them, not counted.

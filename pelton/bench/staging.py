@@ -10,15 +10,14 @@ alone; arrays in a ring are what the engine does, whose own code, `Staging`, is 
     device    until they have run
 
 A ring's block is warm in steady reuse, absent at first, and too small at a boundary. Copies make
-their buffer anew each time, and are the same in all three.
+their buffer anew each time, and are the same in all three. Other ways between host and device
+follow: see staging_paths.py.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,38 +25,29 @@ import torch
 
 from pelton.batch.staged import Staging
 from pelton.bench import machine, report
+from pelton.bench.clock import PHASES, Clock
 from pelton.bench.measure import alternate
 from pelton.bench.options import StagingOptions
+from pelton.bench.staging_paths import paths
 from pelton.core.plan import Int32Array
+from pelton.device.make import make_device
 from pelton.device.protocol import Device, StagingBlock
-from pelton.device.table import DEVICES
-from pelton.errors import ConfigError, IntegrityError
+from pelton.errors import IntegrityError
 from pelton.ops.step_kernels import step_kernel
+from pelton.setup.check import check_device
+from pelton.worker.facts import device_facts
 
-PHASES = ("convert", "write", "launch", "device")
 # name -> rows, words of each.
 CASES = {"1x4": (1, 4), "1x4608": (1, 4608), "4x4608": (4, 4608), "1x1M": (1, 2**20)}
 ARRIVALS = {"64x100": (64, 100)}
 GROWTHS = ("steady", "first", "boundary")
 
 
-class Clock:
-    """Seconds by phase; `lap` ends one."""
+class Timed(Protocol):
+    """All that the harness knows of what it measures."""
 
-    def __init__(self) -> None:
-        self.seconds = dict.fromkeys(PHASES, 0.0)
-        self._last = time.perf_counter()
-
-    def lap(self, phase: str) -> None:
-        now = time.perf_counter()
-        self.seconds[phase] += now - self._last
-        self._last = now
-
-
-class Way(Protocol):
-    """A way into a table. The harness knows no more of it, so others can be measured, too."""
-
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def prepare(self, num_words: int) -> None:
         """Host memory for so many words is there before the clock starts; 0: none is."""
@@ -66,6 +56,10 @@ class Way(Protocol):
     def run(self, clock: Clock) -> None:
         """Everything up to the last launch, one lap for each phase."""
         ...
+
+
+class Way(Timed, Protocol):
+    """A way into a table."""
 
     def table(self) -> torch.Tensor:
         """[rows, words] int32 of the device."""
@@ -207,7 +201,7 @@ def ways(device: Device, rows: Int32Array) -> list[Way]:
 
 def measure(
     device: Device,
-    sides: Sequence[Way],
+    sides: Sequence[Timed],
     num_words: int,
     *,
     num_iters: int,
@@ -215,7 +209,7 @@ def measure(
 ) -> list[dict[str, float]]:
     """For each way its seconds by phase and in total: medians. num_words: prepared before each."""
 
-    def once(side: Way) -> dict[str, float]:
+    def once(side: Timed) -> dict[str, float]:
         side.prepare(num_words)
         device.synchronize()
         clock = Clock()
@@ -238,7 +232,9 @@ def run(options: StagingOptions) -> dict[str, Any]:
     that is not here.
     """
     report.check_writable(options.json)
-    device = _device(options)
+    check_device(options.device)
+    name = options.device if options.device != "auto" else device_facts("auto").kind
+    device = make_device(name, num_threads=1, staging_mode=options.staging_mode)
     facts = machine.facts(device.torch_device)
     print(
         f"machine   {facts.cpu}, {facts.gpu or 'no GPU used'}; torch {facts.torch}, "
@@ -248,6 +244,7 @@ def run(options: StagingOptions) -> dict[str, Any]:
     )
     print(f"{'case':8}{'block':10}{'way':14}" + "".join(f"{p:>10}" for p in (*PHASES, "total")))
     results: dict[str, Any] = {}
+    results_of_paths: dict[str, dict[str, float]] = {}
     generator = np.random.default_rng(0)
     with torch.inference_mode():
         for case, shape in (CASES | ARRIVALS).items():
@@ -268,6 +265,14 @@ def run(options: StagingOptions) -> dict[str, Any]:
                     results.setdefault(case, {}).setdefault(growth, {})[side.name] = seconds
                     numbers = "".join(f"{1e6 * value:10.1f}" for value in seconds.values())
                     print(f"{case:8}{growth:10}{side.name:14}{numbers}")
+        others = paths(device)
+        found = measure(
+            device, others, 0, num_iters=options.num_iters, num_warmup=options.num_iters_warmup
+        )
+        for path, seconds in zip(others, found, strict=True):
+            results_of_paths[path.name] = seconds
+            numbers = "".join(f"{1e6 * value:10.1f}" for value in seconds.values())
+            print(f"{'other':18}{path.name:14}{numbers}")
     ratio = {
         case: found["steady"]["list, copy"]["total"] / found["steady"]["array, ring"]["total"]
         for case, found in results.items()
@@ -279,6 +284,7 @@ def run(options: StagingOptions) -> dict[str, Any]:
         "options": dataclasses.asdict(options),
         "staging": device.describe_staging(),
         "seconds": results,
+        "other_paths": results_of_paths,
         "list_copy_over_array_ring": ratio,
     }
     report.write_json(options.json, result)
@@ -292,12 +298,3 @@ def _check(device: Device, side: Way, rows: Int32Array) -> None:
     device.synchronize()
     if not np.array_equal(host.numpy(), rows):
         raise IntegrityError(f"{side.name} brought other words than the rows'")
-
-
-def _device(options: StagingOptions) -> Device:
-    kind, _, index = options.device.partition(":")
-    if kind not in ("cpu", "cuda"):
-        raise ConfigError(f"device must be cpu, cuda or cuda:N, got {options.device!r}.")
-    module, name = DEVICES[kind].split(":")
-    make: Callable[[int, str], Device] = getattr(importlib.import_module(module), name)
-    return make(1 if kind == "cpu" else int(index or 0), options.staging_mode)

@@ -130,7 +130,7 @@ def check(args: EngineArgs) -> CheckedArgs:
     _check_name("attention_backend", args.attention_backend, {"auto", *BACKENDS})
     _check_name("scheduling_policy", args.scheduling_policy, POLICIES)
     _check_name("staging_mode", args.staging_mode, ("auto", *STAGING_MODES))
-    _check_device(args.device)
+    check_device(args.device)
     _check_speculation(args.speculative_config)
     _check_combinations(args)
     checkpoint = resolve_checkpoint(
@@ -234,7 +234,8 @@ def _check_name(field: str, value: object, known: Iterable[str]) -> None:
         raise ConfigError(f"{field}={value!r} is not known." + known_names(str(value), known))
 
 
-def _check_device(device: object) -> None:
+def check_device(device: object) -> None:
+    """Raises ConfigError for a name that is not known, UnsupportedError for a known one."""
     if isinstance(device, str):
         if device in DEVICES or re.fullmatch(r"cuda:(0|[1-9][0-9]?)", device):
             return

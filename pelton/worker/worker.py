@@ -23,8 +23,8 @@ from pelton.core.kv.host_pages import MoveCosts
 from pelton.core.kv.spec import KVGroup
 from pelton.core.plan import StepPlan
 from pelton.device.late_compiles import LateCompiles
+from pelton.device.make import make_device
 from pelton.device.protocol import Device, MeasuredDevice
-from pelton.device.table import DEVICES
 from pelton.device.upload import upload_to
 from pelton.errors import ConfigError
 from pelton.forward.eager import as_live
@@ -51,18 +51,6 @@ from pelton.worker.sizing import fit_cache
 _TIMED_PROMPT = 256
 # Bytes of weights from which on loading takes so long that people want to see it.
 _LONG_LOAD = 2**30
-
-
-def make_device(config: EngineConfig) -> Device:
-    """The device that the configuration names."""
-    kind, _, index = config.device.partition(":")
-    module, name = DEVICES[kind].split(":")
-    device_class = getattr(importlib.import_module(module), name)
-    if kind == "cuda":
-        return device_class(int(index or 0), config.staging_mode)  # type: ignore[no-any-return]
-    if kind == "cpu":
-        return device_class(config.num_threads, config.staging_mode)  # type: ignore[no-any-return]
-    return device_class(config.staging_mode)  # type: ignore[no-any-return]
 
 
 Phase = Callable[[str], AbstractContextManager[object]]
@@ -157,7 +145,9 @@ class Worker:
         communicator = communicator or OneRank()
         self.phases: dict[str, float] = {}
         self._in_phases = 0.0
-        self.device = device or make_device(config)
+        self.device = device or make_device(
+            config.device, num_threads=config.num_threads, staging_mode=config.staging_mode
+        )
         backend = attention_backend(config)
         build = BuildContext(
             device=self.device.torch_device,
