@@ -46,7 +46,12 @@ def _block_tables(device: Device) -> Callable[[Clock], None]:
     tables = BlockTables(staging, [group], max_num_seqs=_ROWS, max_model_len=_BLOCK_SIZE * _BLOCKS)
     staging.allocate()
     appends = [
-        BlockAppend(SlotRef(row, 0), 0, row % _BLOCKS, np.array([row + 1], np.int32))
+        BlockAppend(
+            ref=SlotRef(row, 0),
+            group=0,
+            first=row % _BLOCKS,
+            block_ids=np.array([row + 1], np.int32),
+        )
         for row in range(_ROWS)
     ]
 

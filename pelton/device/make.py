@@ -17,6 +17,8 @@ def make_device(name: str, *, num_threads: int | None, staging_mode: str) -> Dev
     kind, _, index = name.partition(":")
     module, class_name = DEVICES[kind].split(":")
     device_class = getattr(importlib.import_module(module), class_name)
-    first = {"cuda": [int(index or 0)], "cpu": [num_threads]}.get(kind, [])
-    device: Device = device_class(*first, staging_mode)
-    return device
+    if kind == "cuda":
+        return device_class(int(index or 0), staging_mode)  # type: ignore[no-any-return]
+    if kind == "cpu":
+        return device_class(num_threads, staging_mode)  # type: ignore[no-any-return]
+    return device_class(staging_mode)  # type: ignore[no-any-return]
