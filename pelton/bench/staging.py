@@ -30,7 +30,7 @@ from pelton.bench.measure import alternate
 from pelton.bench.options import StagingOptions
 from pelton.bench.staging_paths import paths
 from pelton.core.plan import Int32Array
-from pelton.device.make import make_device
+from pelton.device.named import named_device
 from pelton.device.protocol import Device, StagingBlock
 from pelton.errors import IntegrityError
 from pelton.ops.step_kernels import step_kernel
@@ -234,7 +234,7 @@ def run(options: StagingOptions) -> dict[str, Any]:
     report.check_writable(options.json)
     check_device(options.device)
     name = options.device if options.device != "auto" else device_facts("auto").kind
-    device = make_device(name, num_threads=1, staging_mode=options.staging_mode)
+    device = named_device(name, num_threads=1, staging_mode=options.staging_mode)
     facts = machine.facts(device.torch_device)
     print(
         f"machine   {facts.cpu}, {facts.gpu or 'no GPU used'}; torch {facts.torch}, "

@@ -23,7 +23,7 @@ from pelton.core.kv.host_pages import MoveCosts
 from pelton.core.kv.spec import KVGroup
 from pelton.core.plan import StepPlan
 from pelton.device.late_compiles import LateCompiles
-from pelton.device.make import make_device
+from pelton.device.named import named_device
 from pelton.device.protocol import Device, MeasuredDevice
 from pelton.device.upload import upload_to
 from pelton.errors import ConfigError
@@ -51,6 +51,13 @@ from pelton.worker.sizing import fit_cache
 _TIMED_PROMPT = 256
 # Bytes of weights from which on loading takes so long that people want to see it.
 _LONG_LOAD = 2**30
+
+
+def make_device(config: EngineConfig) -> Device:
+    """The device that the configuration names."""
+    return named_device(
+        config.device, num_threads=config.num_threads, staging_mode=config.staging_mode
+    )
 
 
 Phase = Callable[[str], AbstractContextManager[object]]
@@ -145,9 +152,7 @@ class Worker:
         communicator = communicator or OneRank()
         self.phases: dict[str, float] = {}
         self._in_phases = 0.0
-        self.device = device or make_device(
-            config.device, num_threads=config.num_threads, staging_mode=config.staging_mode
-        )
+        self.device = device or make_device(config)
         backend = attention_backend(config)
         build = BuildContext(
             device=self.device.torch_device,

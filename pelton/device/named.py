@@ -8,7 +8,7 @@ from pelton.device.protocol import Device
 from pelton.device.table import DEVICES
 
 
-def make_device(name: str, *, num_threads: int | None, staging_mode: str) -> Device:
+def named_device(name: str, *, num_threads: int | None, staging_mode: str) -> Device:
     """name: "cpu", "cuda", "cuda:N" or "fake", as setup's check has passed it. num_threads: of the
     CPU's kernels; None: as many as torch has.
 
