@@ -112,12 +112,11 @@ TEXTS = [
 
 @needs_kernels
 @pytest.mark.parametrize("max_num_batched_tokens", [1024, 8])
+@pytest.mark.parametrize("quantization", ["gguf", "dequantise"])
 @torch.no_grad()
-def test_perplexity_in_the_file_s_blocks_is_that_of_transformers(
-    llm, oracle, max_num_batched_tokens
-):
-    """Within 0.5 % where many rows are multiplied at a time, in bfloat16 with AMX, and where few
-    are, in integers."""
+def test_perplexity_is_that_of_transformers(llm, oracle, quantization, max_num_batched_tokens):
+    """Within 0.5 %, of the file's blocks and in bfloat16, where many rows are multiplied at a time
+    (with AMX) and where few are (the blocks in integers)."""
     prompts = [llm.get_tokenizer().encode(text).tolist() for text in TEXTS]
     expected = [
         torch.nn.functional.cross_entropy(
@@ -125,18 +124,19 @@ def test_perplexity_in_the_file_s_blocks_is_that_of_transformers(
         )
         for ids in prompts
     ]
-    packed = LLM(
-        quantization="gguf",
+    other = LLM(
+        dtype="bfloat16",
+        quantization=quantization,
         max_model_len=1024,
         max_num_seqs=4,
         max_num_batched_tokens=max_num_batched_tokens,
     )
-    outputs = packed.generate(
+    outputs = other.generate(
         [{"prompt_token_ids": ids} for ids in prompts],
         SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0),
         use_tqdm=False,
     )
-    packed.close()
+    other.close()
     found = [
         -sum(row[token].logprob for token, row in zip(ids[1:], output.prompt_logprobs[1:]))
         for ids, output in zip(prompts, outputs)
