@@ -298,7 +298,7 @@ def _graphs(
 def _attention_backend(checked: CheckedArgs, facts: DeviceFacts, dtype: str) -> str:
     """Raises ConfigError for kernels that do not serve here."""
     args = checked.args
-    native, triton = _native_unfit(args, facts, dtype), _triton_unfit(checked, facts, dtype)
+    native, triton = _native_unfit(facts), _triton_unfit(checked, facts, dtype)
     if args.attention_backend == "auto":
         if args.batch_invariant:
             return "invariant" if triton else "triton_invariant"
@@ -323,11 +323,9 @@ def _triton_unfit(checked: CheckedArgs, facts: DeviceFacts, dtype: str) -> str |
     return None
 
 
-def _native_unfit(args: EngineArgs, facts: DeviceFacts, dtype: str) -> str | None:
+def _native_unfit(facts: DeviceFacts) -> str | None:
     if not facts.has_cpu_kernels:
         return f"needs the CPU and its compiled kernels, which device {facts.kind!r} has not here"
-    if _kv_dtype(args, dtype) != dtype:
-        return f"reads no quantised keys and values, got kv_cache_dtype={args.kv_cache_dtype!r}"
     return None
 
 

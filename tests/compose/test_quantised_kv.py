@@ -25,6 +25,7 @@ from pelton.attention.zeroing import NewBlockZeroing
 from pelton.config.params import SamplingParams
 from pelton.config.speculation import SpeculationConfig
 from pelton.core.descriptor import Descriptor
+from pelton.device.native.library import library
 from pelton.ops.paged_attention import pages
 from pelton.setup.resolve import kv_block_bytes
 
@@ -34,6 +35,8 @@ BACKENDS = {
     "torch": {"attention_backend": "torch"},
     "invariant": {"attention_backend": "invariant", "batch_invariant": True},
 }
+if library() is not None:
+    BACKENDS["native"] = {"attention_backend": "native"}
 # One full layer and three with windows, whose groups share one pool; a softcap; recurrent layers,
 # whose state is not quantised.
 FAMILIES: dict[str, Any] = {
@@ -61,7 +64,7 @@ with_each_dtype = pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 CASES = [("llama", kv_dtype) for kv_dtype in KV_DTYPES]
 CASES += [("windows", "int8"), ("softcap", "float8_e4m3fn"), ("recurrent", "int8")]
 with_each_case = pytest.mark.parametrize(("family", "kv_dtype"), CASES)
-on_both = pytest.mark.parametrize("backend", BACKENDS)
+on_each = pytest.mark.parametrize("backend", BACKENDS)
 
 
 def folder_of(family: str) -> Path:
@@ -127,7 +130,7 @@ def test_codes_matter(kv_dtype):
 
 
 @with_each_case
-@on_both
+@on_each
 def test_company_and_chunks(backend, family, kv_dtype):
     for changes in ({"max_num_seqs": 8}, {"long_prefill_token_threshold": 3}):
         check_all(engine_of(family, kv_dtype, **changes, **BACKENDS[backend]), family)
@@ -269,7 +272,8 @@ def tokens_after_poison(backend: str, kv_dtype: str, device: str) -> list[list[i
 @with_each_dtype
 @pytest.mark.parametrize(
     ("backend", "device"),
-    [("torch", "cpu"), ("torch", "fake"), ("reference", "cpu"), ("invariant", "cpu")],
+    [("torch", "cpu"), ("torch", "fake"), ("reference", "cpu"), ("invariant", "cpu")]
+    + [("native", "cpu")] * ("native" in BACKENDS),
 )
 def test_what_a_former_owner_left_is_not_seen(backend, device, kv_dtype):
     """Relative of case 19: codes and scales of blocks that are used again."""

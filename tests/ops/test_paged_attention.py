@@ -388,7 +388,7 @@ def test_without_finite_bytes_past_the_end_sdpa_fails():
     assert Batch(rows, signature_of((2, 1), 16), math.nan).run("sdpa").isnan().any()
 
 
-@pytest.mark.parametrize("name", ["reference", "sdpa", "invariant", "masked"])
+@pytest.mark.parametrize("name", ["reference", "sdpa", "invariant", "masked", NATIVE])
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("code", CODES)
 @pytest.mark.parametrize("options", [{}, {"window": 6}, {"softcap": 1.5, "has_sinks": True}])
@@ -396,11 +396,13 @@ def test_quantised_against_float64(options, code, dtype, name):
     """Of what is stored: what codes add is that bfloat16 rounds once more."""
     if name == "sdpa" and options.get("softcap"):
         pytest.skip("torch's fused attention has none")
+    if name == "native" and dtype == torch.float64:
+        pytest.skip("not in float64")
     generator = torch.Generator().manual_seed(10)
     signature = replace(signature_of((6, 2), 24, dtype), kv_codes=CODES[code], **options)
     rows = [random_row(generator, q, s, (6, 2), 24, dtype) for q, s in MIXED[::2]]
     sinks = torch.randn(6, generator=generator).to(dtype) if signature.has_sinks else None
-    garbage = math.nan if name in ("reference", "invariant") else 1e4
+    garbage = 1e4 if name in ("sdpa", "masked") else math.nan
     batch = Batch(rows, signature, garbage, block_size=5, num_padding=3, sinks=sinks)
     out, (expected, _) = batch.run(name), batch.exact()
     live = len(expected)
@@ -433,10 +435,53 @@ def test_what_codes_cost(code):
 
 
 @needs_library
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize(("heads", "head_dim"), [((6, 2), 64), ((4, 1), 136)])
+def test_native_reads_codes_of_any_size(heads, head_dim, code, dtype):
+    """Keys and values of very different sizes, each by its own scale: heads in registers, by way of
+    memory, and by tile products. What nobody sees is NaN."""
+    generator = torch.Generator().manual_seed(19)
+    lens = [(1, 70), (3, 40), (40, 90)]
+    rows = [random_row(generator, q, s, heads, head_dim, dtype) for q, s in lens]
+    for row in rows:
+        for numbers in (row.keys, row.values):
+            sizes = torch.randint(-12, 5, (*numbers.shape[:2], 1), generator=generator)
+            numbers *= torch.exp2(sizes.float()).to(dtype)
+    signature = replace(signature_of(heads, head_dim, dtype), kv_codes=CODES[code])
+    batch = Batch(rows, signature, math.nan, block_size=16, num_padding=1)
+    lse = torch.full((len(batch.query), heads[0]), torch.nan)
+    out, (expected, expected_lse) = batch.run("native", lse), batch.exact()
+    size = np.abs(expected).max()
+    tolerance = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1e-3}[dtype]
+    assert np.abs(out[:-1].double().numpy() - expected).max() <= tolerance * size
+    np.testing.assert_allclose(lse[:-1].numpy(), expected_lse, rtol=1e-5, atol=1e-4)
+
+
+@needs_library
+@pytest.mark.parametrize("query_len", [1, 9, 40])
+@pytest.mark.parametrize("is_value", [False, True])
+@pytest.mark.parametrize("fault", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("code", CODES)
+def test_native_shows_a_fault_in_codes(code, fault, is_value, query_len):
+    """Whoever sees a key or value that is none gets NaN; other heads and other rows do not."""
+    generator = torch.Generator().manual_seed(20)
+    dtype = torch.bfloat16
+    row, other = (random_row(generator, query_len, 70, (6, 2), 64, dtype) for _ in range(2))
+    (row.values if is_value else row.keys)[66, 1, 5] = fault
+    signature = replace(signature_of((6, 2), 64, dtype), kv_codes=CODES[code])
+    out = Batch([row, other], signature, math.nan).run("native")
+    assert out[max(query_len - 4, 0) : query_len, 3:].isnan().all()
+    assert not out[:, :3].isnan().any()
+    assert not out[query_len:].isnan().any()
+
+
+@needs_library
 @pytest.mark.parametrize("options", [{}, {"softcap": 1.5, "has_sinks": True}])
 @pytest.mark.parametrize("window", [None, 1, 6, 70, 200])
 @pytest.mark.parametrize(("heads", "head_dim"), [((6, 2), 24), ((4, 4), 64), ((8, 1), 136)])
-def test_long_rows_in_bfloat16(heads, head_dim, window, options):
+@pytest.mark.parametrize("code", [None, *CODES])
+def test_long_rows_in_bfloat16(code, heads, head_dim, window, options):
     """By tile products: fresh and with earlier tokens, around the edges of a step of keys and of a
     block of queries, beside decode rows and short chunks. What nobody sees is NaN."""
     generator = torch.Generator().manual_seed(14)
@@ -451,10 +496,11 @@ def test_long_rows_in_bfloat16(heads, head_dim, window, options):
         (50, 261),
         (127, 127),
     ]
-    lens = lens if head_dim == 24 else lens[4:8]
+    lens = lens if head_dim == 24 and code is None else lens[4:8]
     dtype = torch.bfloat16
     rows = [random_row(generator, q, s, heads, head_dim, dtype) for q, s in lens]
-    signature = replace(signature_of(heads, head_dim, dtype, window), **options)
+    codes = None if code is None else CODES[code]
+    signature = replace(signature_of(heads, head_dim, dtype, window), kv_codes=codes, **options)
     sinks = torch.randn(heads[0], generator=generator) if signature.has_sinks else None
     batch = Batch(rows, signature, math.nan, block_size=5, num_padding=2, sinks=sinks)
     lse = torch.full((len(batch.query), heads[0]), torch.nan)
@@ -482,10 +528,12 @@ def test_float16(heads, head_dim, options):
 @needs_library
 @pytest.mark.parametrize("window", [None, 70])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_few_queries_have_the_bits_of_many(dtype, window):
+@pytest.mark.parametrize("code", [None, *CODES])
+def test_few_queries_have_the_bits_of_many(code, dtype, window):
     """The heads of one token stay in registers, those of seven go by way of memory."""
     generator = torch.Generator().manual_seed(18)
-    signature = signature_of((6, 2), 64, dtype, window)
+    codes = None if code is None else CODES[code]
+    signature = replace(signature_of((6, 2), 64, dtype, window), kv_codes=codes)
     row = random_row(generator, 7, 700, (6, 2), 64, dtype)
     together = Batch([row], signature, math.nan).run("native")
     pieces = [Batch([row.piece(i, i + 1)], signature, math.nan).run("native") for i in range(7)]
@@ -517,12 +565,13 @@ def test_short_rows_in_bfloat16(heads, head_dim, block_size, window, options):
 
 @needs_library
 @pytest.mark.parametrize("window", [None, 150])
-def test_a_long_rows_token_does_not_see_its_neighbours(window):
+@pytest.mark.parametrize("codes", [None, torch.int8])
+def test_a_long_rows_token_does_not_see_its_neighbours(codes, window):
     """The same bits with any number of threads, at other places of a piece, and among others."""
     found, before = library(), torch.get_num_threads()
     assert found is not None
     generator = torch.Generator().manual_seed(16)
-    signature = signature_of((3, 1), 40, torch.bfloat16, window)
+    signature = replace(signature_of((3, 1), 40, torch.bfloat16, window), kv_codes=codes)
     row = random_row(generator, 300, 420, (3, 1), 40, torch.bfloat16)
     other = random_row(generator, 60, 60, (3, 1), 40, torch.bfloat16)
     try:

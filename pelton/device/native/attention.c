@@ -9,7 +9,10 @@
    Key tiles begin at multiples of 64 and chunks of them at multiples of KEY_CHUNK. A chunk's softmax
    starts anew, and chunks are merged in order, whoever computed them: so a token's result depends
    neither on the number of threads nor on its neighbours. Keys that a token does not see have weight
-   0, which changes no bit of its sums. */
+   0, which changes no bit of its sums.
+
+   Of quantised keys and values the codes are what is multiplied. A key's scale comes to its scores, a
+   value's to its weights. */
 
 #include <math.h>
 #include <stdatomic.h>
@@ -51,6 +54,11 @@ typedef struct {
     float *parts;
     _Atomic int64_t next;
 } job;
+
+/* Of a tile's keys and values. */
+typedef struct {
+    v16f keys[KEY_VECTORS], values[KEY_VECTORS];
+} scales;
 
 /* A softmax under way over num_queries queries. */
 typedef struct {
@@ -94,27 +102,37 @@ static void clear(const job *j, state s, int64_t num_queries) {
 /* ---- keys and values into the cache ---- */
 
 #ifdef __AVX512F__
-/* Dims that a line of 64 bytes holds. */
-static inline __attribute__((always_inline)) int dims_of_line(int dtype) {
-    return dtype == IS_F32 ? LANES : 2 * LANES;
+/* Dims that a line of 64 bytes holds; codes are widened to 16 bits for it. */
+static inline __attribute__((always_inline)) int dims_of_line(int kind) {
+    return kind == IS_F32 ? LANES : 2 * LANES;
+}
+
+static inline __attribute__((always_inline)) __m512i line_of(int kind, const char *key) {
+    if (!are_codes(kind))
+        return _mm512_loadu_si512(key);
+    __m512i wide = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)key));
+    return kind == IS_INT8 ? wide : many_half_codes(kind, wide);
 }
 
 /* Lines of 16 keys, from dim `dim` on, turned: each has a dim of every key, or two. */
 static inline __attribute__((always_inline)) void
-turned_lines(int dtype, const void *const *keys, int64_t dim, __m512i *lines) {
+turned_lines(int kind, const void *const *keys, int64_t dim, __m512i *lines) {
     for (int i = 0; i < 16; i++)
-        lines[i] = _mm512_loadu_si512((const char *)keys[i] + (size_t)dim * element_bytes(dtype));
+        lines[i] = line_of(kind, (const char *)keys[i] + (size_t)dim * stored_bytes(kind));
     transpose(lines);
 }
 
 /* The numbers of a turned line's first dim, or of its second. */
-static inline __attribute__((always_inline)) v16f dim_of(int dtype, __m512i line, int second) {
-    if (dtype == IS_F32)
+static inline __attribute__((always_inline)) v16f dim_of(int kind, __m512i line, int second) {
+    if (kind == IS_F32)
         return (v16f)line;
-    if (dtype == IS_F16)
-        return (v16f)_mm512_cvtph_ps(
-            _mm512_cvtepi32_epi16(second ? _mm512_srli_epi32(line, 16) : line));
-    return second ? (v16f)((v16u)line & 0xffff0000u) : (v16f)((v16u)line << 16);
+    if (kind == IS_BF16)
+        return second ? (v16f)((v16u)line & 0xffff0000u) : (v16f)((v16u)line << 16);
+    if (kind == IS_INT8)
+        return (v16f)_mm512_cvtepi32_ps(
+            _mm512_srai_epi32(second ? line : _mm512_slli_epi32(line, 16), 16));
+    return (v16f)_mm512_cvtph_ps(
+        _mm512_cvtepi32_epi16(second ? _mm512_srli_epi32(line, 16) : line));
 }
 #endif
 
@@ -122,29 +140,29 @@ static inline __attribute__((always_inline)) v16f dim_of(int dtype, __m512i line
 static void turn_keys(const job *j, const void *const *keys, float *turned) {
     int64_t dim = 0, head_dim = j->a.head_dim;
 #ifdef __AVX512F__
-    int dtype = j->a.dtype, unit = dims_of_line(dtype);
+    int kind = j->a.kv_kind, unit = dims_of_line(kind);
     for (; dim + unit <= head_dim; dim += unit) {
         __m512i lines[16];
-        turned_lines(dtype, keys, dim, lines);
+        turned_lines(kind, keys, dim, lines);
         for (int i = 0; i < unit; i++)
             store_f32(turned + (dim + i) * KEY_TILE,
-                      dim_of(dtype, lines[i / (unit / LANES)], i % (unit / LANES)));
+                      dim_of(kind, lines[i / (unit / LANES)], i % (unit / LANES)));
     }
 #endif
     for (; dim < head_dim; dim++)
         for (int i = 0; i < LANES; i++)
-            turned[dim * KEY_TILE + i] = get_one(j->a.dtype, keys[i], dim);
+            turned[dim * KEY_TILE + i] = stored_one(j->a.kv_kind, keys[i], dim);
 }
 
 /* `from` of head_dim elements, times scale, into to[dim_pad], 0 behind. */
-static inline void widen(const job *j, const void *from, float scale, float *to) {
+static inline void widen(const job *j, int kind, const void *from, float scale, float *to) {
     int64_t dim = 0, head_dim = j->a.head_dim;
     for (; dim + LANES <= head_dim; dim += LANES)
-        store_f32(to + dim, scale * get_lanes(j->a.dtype, from, dim));
+        store_f32(to + dim, scale * stored_lanes(kind, from, dim));
     for (; dim < j->dim_pad; dim++) {
         float value = 0;
         if (dim < head_dim)
-            value = get_one(j->a.dtype, from, dim);
+            value = stored_one(kind, from, dim);
         to[dim] = scale * value;
     }
 }
@@ -237,9 +255,10 @@ static void add_values(const job *j, const float *weights, int64_t num_queries, 
 }
 
 /* One query's scores of a tile become weights; what it had is scaled to the new top. first..last:
-   the keys of the tile that it sees. */
+   the keys of the tile that it sees. s: of keys and values as codes, else NULL. */
 static __attribute__((noinline)) void weigh(const job *j, float *scores, int64_t first,
-                                            int64_t last, float *top, v16f *total, float *sums) {
+                                            int64_t last, const scales *s, float *top, v16f *total,
+                                            float *sums) {
     static const v16i lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     v16f score[KEY_VECTORS], best = splat(*top), softcap = splat(j->a.softcap);
     v16i seen[KEY_VECTORS];
@@ -247,6 +266,8 @@ static __attribute__((noinline)) void weigh(const job *j, float *scores, int64_t
         v16i key = lanes + v * LANES;
         seen[v] = (key >= (int32_t)first) & (key < (int32_t)last);
         score[v] = load_f32(scores + v * LANES);
+        if (s)
+            score[v] *= s->keys[v];
         if (j->a.softcap > 0) {
             v16f twice = score[v] * (2.0f / j->a.softcap);
             score[v] = softcap * (1.0f - 2.0f / (exp_v16(twice) + 1.0f));
@@ -258,8 +279,10 @@ static __attribute__((noinline)) void weigh(const job *j, float *scores, int64_t
     v16f added = {0};
     for (int v = 0; v < KEY_VECTORS; v++) {
         v16f weight = blend(seen[v], exp_v16(score[v] - new_top), (v16f){0});
-        store_f32(scores + v * LANES, weight);
         added += weight;
+        if (s)
+            weight *= s->values[v];
+        store_f32(scores + v * LANES, weight);
     }
     float kept = exp_of(*top - new_top);
     *total = *total * kept + added;
@@ -281,21 +304,23 @@ static inline int are_few(int64_t num_queries, int64_t head_dim) {
 
 /* scores[m][0..16] of 16 keys. */
 static inline __attribute__((always_inline)) void
-score_keys(int count, int dtype, const void *const *keys, const float *query, int64_t dim_pad,
+score_keys(int count, int kind, const void *const *keys, const float *query, int64_t dim_pad,
            int64_t head_dim, float *scores) {
     v16f sums[QUERY_BLOCK];
-    int per_line = dims_of_line(dtype) / LANES;
+    int per_line = dims_of_line(kind) / LANES;
     for (int m = 0; m < count; m++)
         sums[m] = (v16f){0};
-    for (int64_t dim = 0; dim < head_dim; dim += dims_of_line(dtype)) {
+    for (int64_t dim = 0; dim < head_dim; dim += dims_of_line(kind)) {
         __m512i lines[16];
-        turned_lines(dtype, keys, dim, lines);
-#pragma GCC unroll 32
-        for (int i = 0; i < per_line * LANES; i++) {
-            v16f line = dim_of(dtype, lines[i / per_line], i % per_line);
-            for (int m = 0; m < count; m++)
-                sums[m] += line * query[m * dim_pad + dim + i];
-        }
+        turned_lines(kind, keys, dim, lines);
+        /* Unrolled it is no faster, and takes the compiler three times as long. */
+#pragma GCC unroll 1
+        for (int i = 0; i < 16; i++)
+            for (int k = 0; k < per_line; k++) {
+                v16f line = dim_of(kind, lines[i], k);
+                for (int m = 0; m < count; m++)
+                    sums[m] += line * query[m * dim_pad + dim + i * per_line + k];
+            }
     }
     for (int m = 0; m < count; m++)
         store_f32(scores + m * KEY_TILE, sums[m]);
@@ -303,7 +328,7 @@ score_keys(int count, int dtype, const void *const *keys, const float *query, in
 
 /* sums[m][0..32] += weights[m][first..last] . values, which lie to_value bytes behind the keys. */
 static inline __attribute__((always_inline)) void
-sum_values(int count, int dtype, const float *weights, int64_t first, int64_t last,
+sum_values(int count, int kind, const float *weights, int64_t first, int64_t last,
            const void *const *keys, size_t to_value, int64_t dim_pad, float *to) {
     v16f sums[QUERY_BLOCK][2];
     for (int m = 0; m < count; m++)
@@ -311,7 +336,7 @@ sum_values(int count, int dtype, const float *weights, int64_t first, int64_t la
             sums[m][w] = load_f32(to + m * dim_pad + w * LANES);
     for (int64_t key = first; key < last; key++) {
         const char *value = (const char *)keys[key] + to_value;
-        v16f line[2] = {get_lanes(dtype, value, 0), get_lanes(dtype, value, LANES)};
+        v16f line[2] = {stored_lanes(kind, value, 0), stored_lanes(kind, value, LANES)};
         for (int m = 0; m < count; m++)
             for (int w = 0; w < 2; w++)
                 sums[m][w] += line[w] * weights[m * KEY_TILE + key];
@@ -321,16 +346,19 @@ sum_values(int count, int dtype, const float *weights, int64_t first, int64_t la
             store_f32(to + m * dim_pad + w * LANES, sums[m][w]);
 }
 
-#define BY_DTYPE(dtype, function, count, ...) \
-    (dtype == IS_BF16  ? function(count, IS_BF16, __VA_ARGS__) \
-     : dtype == IS_F16 ? function(count, IS_F16, __VA_ARGS__) \
-                       : function(count, IS_F32, __VA_ARGS__))
+#define BY_KIND(kind, function, count, ...) \
+    (kind == IS_BF16   ? function(count, IS_BF16, __VA_ARGS__) \
+     : kind == IS_F16  ? function(count, IS_F16, __VA_ARGS__) \
+     : kind == IS_F32  ? function(count, IS_F32, __VA_ARGS__) \
+     : kind == IS_INT8 ? function(count, IS_INT8, __VA_ARGS__) \
+     : kind == IS_E4M3 ? function(count, IS_E4M3, __VA_ARGS__) \
+                       : function(count, IS_E5M2, __VA_ARGS__))
 
 static void score_few(const job *j, const float *query, int64_t count, int64_t first, int64_t last,
                       const void *const *keys, float *scores) {
     for (int64_t key = first / LANES * LANES; key < last; key += LANES) {
 #define CALL(n) \
-    BY_DTYPE(j->a.dtype, score_keys, n, keys + key, query, j->dim_pad, j->a.head_dim, scores + key)
+    BY_KIND(j->a.kv_kind, score_keys, n, keys + key, query, j->dim_pad, j->a.head_dim, scores + key)
         EACH_COUNT(CALL)
 #undef CALL
     }
@@ -338,12 +366,12 @@ static void score_few(const job *j, const float *query, int64_t count, int64_t f
 
 static void sum_few(const job *j, const float *weights, int64_t count, int64_t first, int64_t last,
                     const void *const *keys, float *sums) {
-    size_t element = element_bytes(j->a.dtype);
+    size_t element = stored_bytes(j->a.kv_kind);
     size_t to_value = (size_t)(j->a.num_kv_heads * j->a.head_dim) * element;
     for (int64_t dim = 0; dim < j->a.head_dim; dim += 2 * LANES) {
 #define CALL(n) \
-    BY_DTYPE(j->a.dtype, sum_values, n, weights, first, last, keys, to_value + (size_t)dim * element, \
-             j->dim_pad, sums + dim)
+    BY_KIND(j->a.kv_kind, sum_values, n, weights, first, last, keys, \
+            to_value + (size_t)dim * element, j->dim_pad, sums + dim)
         EACH_COUNT(CALL)
 #undef CALL
     }
@@ -372,20 +400,40 @@ static memory memory_of(const job *j, int part) {
 /* Of keys first..last of a tile, by way of memory; their values come along. */
 static void score_tile(const job *j, int64_t num_queries, int64_t first, int64_t last,
                        const void *const *keys, memory m) {
-    size_t to_value = (size_t)(j->a.num_kv_heads * j->a.head_dim) * element_bytes(j->a.dtype);
+    int kind = j->a.kv_kind;
+    size_t to_value = (size_t)(j->a.num_kv_heads * j->a.head_dim) * stored_bytes(kind);
     for (int64_t key = first / LANES * LANES; key < last; key += LANES)
         turn_keys(j, keys + key, m.turned + key);
     for (int64_t key = first; key < last; key++)
-        widen(j, (const char *)keys[key] + to_value, 1, m.values + key * j->dim_pad);
+        widen(j, kind, (const char *)keys[key] + to_value, 1, m.values + key * j->dim_pad);
     score_queries(j, m.query, num_queries, m.turned, m.scores);
+}
+
+/* Of the tile's `keys`, codes of key head `head`. */
+static void read_scales(const job *j, int64_t head, const void *const *keys, scales *s) {
+    size_t num_heads = (size_t)j->a.num_kv_heads;
+    size_t to_key = (2 * num_heads - (size_t)head) * (size_t)j->a.head_dim + (size_t)head * sizeof(bf16);
+    for (int i = 0; i < KEY_TILE; i++) {
+        bf16 of_key, of_value;
+        const char *at = (const char *)keys[i] + to_key;
+        memcpy(&of_key, at, sizeof of_key);
+        memcpy(&of_value, at + num_heads * sizeof(bf16), sizeof of_value);
+        s->keys[i / LANES][i % LANES] = bf16_to_float(of_key);
+        s->values[i / LANES][i % LANES] = bf16_to_float(of_value);
+    }
+    for (int v = 0; v < KEY_VECTORS; v++) {
+        s->keys[v] = scale_lanes(j->a.kv_kind, s->keys[v]);
+        s->values[v] = scale_lanes(j->a.kv_kind, s->values[v]);
+    }
 }
 
 static void attend_chunk(const job *j, const tile *t, int64_t head, int64_t chunk, memory m,
                          state s) {
     int64_t num_queries = t->count * j->group, start, end;
-    size_t element = element_bytes(j->a.dtype);
-    size_t head_bytes = (size_t)j->a.head_dim * element;
+    int kind = j->a.kv_kind;
+    size_t head_bytes = (size_t)j->a.head_dim * stored_bytes(kind);
     size_t to_value = (size_t)j->a.num_kv_heads * head_bytes;
+    scales of_codes, *tile_scales = are_codes(kind) ? &of_codes : NULL;
     clear(j, s, num_queries);
     keys_seen(&j->a, t->row, t->first, t->first + t->count, &start, &end);
     start = most(start, chunk * KEY_CHUNK);
@@ -394,11 +442,11 @@ static void attend_chunk(const job *j, const tile *t, int64_t head, int64_t chun
         int64_t first = most(start - base, 0), last = least(end - base, KEY_TILE);
         const void *keys[KEY_TILE];
         for (int64_t key = first; key < last;) {
-            int64_t together, token_stride;
-            int64_t place = place_of_key(&j->a, t->row, base + key, &together, &token_stride);
+            int64_t together, token_bytes;
+            const char *from = key_at(&j->a, t->row, base + key, &together, &token_bytes);
+            from += (size_t)head * head_bytes;
             int64_t stop = key + least(last - key, together);
-            const char *from = (const char *)j->a.kv + (size_t)(place + head * j->a.head_dim) * element;
-            for (; key < stop; key++, from += (size_t)token_stride * element) {
+            for (; key < stop; key++, from += token_bytes) {
                 keys[key] = from;
                 for (size_t byte = 0; byte < head_bytes; byte += 64) {
                     __builtin_prefetch(from + byte);
@@ -411,6 +459,8 @@ static void attend_chunk(const job *j, const tile *t, int64_t head, int64_t chun
             keys[key] = keys[first];
         for (int64_t key = last; key < KEY_TILE; key++)
             keys[key] = keys[first];
+        if (tile_scales)
+            read_scales(j, head, keys, tile_scales);
 #ifdef __AVX512F__
         int is_few = are_few(num_queries, j->a.head_dim);
         if (is_few)
@@ -422,8 +472,8 @@ static void attend_chunk(const job *j, const tile *t, int64_t head, int64_t chun
             int64_t from, to;
             keys_seen(&j->a, t->row, t->first + token, t->first + token + 1, &from, &to);
             for (int64_t i = token * j->group; i < (token + 1) * j->group; i++)
-                weigh(j, m.scores + i * KEY_TILE, from - base, to - base, s.top + i, s.total + i,
-                      s.sums + i * j->dim_pad);
+                weigh(j, m.scores + i * KEY_TILE, from - base, to - base, tile_scales, s.top + i,
+                      s.total + i, s.sums + i * j->dim_pad);
         }
 #ifdef __AVX512F__
         if (is_few)
@@ -491,7 +541,7 @@ static void attend_part(void *argument, int part, int parts) {
         for (int64_t i = 0; i < t->count * j->group; i++) {
             int64_t place = (token + i / j->group) * j->a.query_stride +
                             (head * j->group + i % j->group) * j->a.head_dim;
-            widen(j, (const char *)j->a.query + (size_t)place * element, j->a.scale,
+            widen(j, j->a.dtype, (const char *)j->a.query + (size_t)place * element, j->a.scale,
                   m.query + i * j->dim_pad);
         }
         if (j->whole) {

@@ -5,12 +5,15 @@
 
 #include <stdint.h>
 
+#include "codes.h"
+
 typedef struct {
     const void *query; /* [T, Hq, D], tokens query_stride elements apart */
     void *out;         /* [T, Hq, D] */
     float *lse;        /* [T, Hq], or NULL */
-    const void *kv;    /* [num_blocks, block_size, 2, Hk, D], blocks block_stride elements apart; or
-                          without block_table [T, 2, Hk, D], tokens query_stride elements apart */
+    const void *kv;    /* [num_blocks, block_size, 2, Hk, D], or codes and scales (codes.h); blocks
+                          block_stride elements apart, of codes bytes. Or without block_table
+                          [T, 2, Hk, D], tokens query_stride elements apart */
     const float *sinks; /* [Hq], or NULL */
     const int32_t *query_start_loc, *seq_lens; /* [num_rows + 1], [num_rows] */
     /* [num_rows, W], rows table_stride apart. NULL: a row has the step's own tokens, and each sees
@@ -21,22 +24,27 @@ typedef struct {
     int64_t num_heads, num_kv_heads, head_dim, block_size;
     int64_t window;        /* 0: none; without block_table: so many tokens on each side */
     float scale, softcap;  /* softcap 0: none */
-    int32_t dtype, use_amx; /* linear.h: of queries, keys, values and out */
+    int32_t dtype;   /* linear.h: of queries and out */
+    int32_t kv_kind; /* codes.h: of keys and values, dtype or codes */
+    int32_t use_amx;
 } attention_args;
 
-/* Where the numbers of a row's token `key` begin, in elements from kv; so many tokens from there on
-   lie one after the other, `*stride` elements apart. */
-static inline int64_t place_of_key(const attention_args *a, int64_t row, int64_t key,
-                                   int64_t *together, int64_t *stride) {
+/* A row's token `key` in kv; so many tokens from there on lie one after the other, `*stride` bytes
+   apart. */
+static inline const char *key_at(const attention_args *a, int64_t row, int64_t key,
+                                 int64_t *together, int64_t *stride) {
+    const char *kv = a->kv;
+    int64_t element = (int64_t)stored_bytes(a->kv_kind);
     if (!a->block_table) {
         *together = INT64_MAX;
-        *stride = a->query_stride;
-        return (a->query_start_loc[row] + key) * *stride;
+        *stride = a->query_stride * element;
+        return kv + (a->query_start_loc[row] + key) * *stride;
     }
-    int64_t block = key / a->block_size, at = key % a->block_size;
+    int64_t block = a->block_table[row * a->table_stride + key / a->block_size];
+    int64_t at = key % a->block_size;
     *together = a->block_size - at;
-    *stride = 2 * a->num_kv_heads * a->head_dim;
-    return a->block_table[row * a->table_stride + block] * a->block_stride + at * *stride;
+    *stride = slot_bytes(a->kv_kind, a->num_kv_heads, a->head_dim);
+    return kv + block * a->block_stride * element + at * *stride;
 }
 
 /* The keys that tokens first..last of a row see together: *start..*end. */

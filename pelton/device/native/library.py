@@ -85,6 +85,7 @@ class AttentionArgs(ctypes.Structure):
         ("scale", ctypes.c_float),
         ("softcap", ctypes.c_float),
         ("dtype", ctypes.c_int32),
+        ("kv_kind", ctypes.c_int32),
         ("use_amx", ctypes.c_int32),
     )
 

@@ -8,6 +8,9 @@
        keys    [16 keys][32 dims]:   [dims / 2][16 keys][2 dims]
        values  [16 dims][32 keys]:   [keys / 2][16 dims][2 keys]
 
+   Every code of quantised keys and values is a number of bfloat16, and is packed as that; a key's scale
+   comes to its scores, a value's to its weights.
+
    Then, 32 queries at a time: scores, their weights, rounded to bfloat16, and the sums. Steps begin
    at multiples of STEP and a query's arithmetic is its own, so a token's result depends neither on
    the number of threads nor on its neighbours. */
@@ -72,6 +75,7 @@ typedef struct {
     float *sums;   /* [num_queries][dims] */
     v16f *total;   /* [num_queries], to be summed over the lanes */
     float *top;    /* [num_queries] */
+    float *scales; /* of codes: [2][STEP], the step's keys' and values' */
 } memory;
 
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -92,6 +96,7 @@ static int64_t lay_out(const job *j, char *at, memory *m) {
     m->sums = (float *)at, at += n * j->dims * (int64_t)sizeof(float);
     m->total = (v16f *)at, at += n * (int64_t)sizeof(v16f);
     m->top = (float *)at, at += round_up(n, LANES) * (int64_t)sizeof(float);
+    m->scales = (float *)at, at += 2 * STEP * (int64_t)sizeof(float);
     return at - start;
 }
 
@@ -184,12 +189,31 @@ static inline __m512i line_of(const job *j, const bf16 *key, int64_t dim) {
     return _mm512_maskz_loadu_epi16((1u << (j->a.head_dim - dim)) - 1, key + dim);
 }
 
-static void pack_keys(const job *j, const bf16 *const *keys, bf16 *to) {
+/* The same of a key or value as it is stored. */
+static inline __m512i stored_line_of(const job *j, const char *key, int64_t dim) {
+    int kind = j->a.kv_kind;
+    if (!key || !are_codes(kind))
+        return line_of(j, (const bf16 *)key, dim);
+    __mmask32 there = (__mmask32)((1ull << least(32, j->a.head_dim - dim)) - 1);
+    __m512i wide = _mm512_cvtepi8_epi16(_mm256_maskz_loadu_epi8(there, key + dim));
+    __m512 low, high;
+    if (kind == IS_INT8) {
+        low = _mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(_mm512_castsi512_si256(wide)));
+        high = _mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(_mm512_extracti64x4_epi64(wide, 1)));
+    } else {
+        wide = many_half_codes(kind, wide);
+        low = _mm512_cvtph_ps(_mm512_castsi512_si256(wide));
+        high = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(wide, 1));
+    }
+    return (__m512i)_mm512_cvtne2ps_pbh(high, low);
+}
+
+static void pack_keys(const job *j, const char *const *keys, bf16 *to) {
     int64_t tiles = j->dims / 32;
     for (int64_t tile = 0; tile < tiles; tile++) {
         __m512i lines[16];
         for (int i = 0; i < 16; i++)
-            lines[i] = line_of(j, keys[i], tile * 32);
+            lines[i] = stored_line_of(j, keys[i], tile * 32);
         transpose(lines);
         for (int i = 0; i < 16; i++)
             _mm512_store_si512(to + tile * TILE + i * 32, lines[i]);
@@ -197,7 +221,7 @@ static void pack_keys(const job *j, const bf16 *const *keys, bf16 *to) {
 }
 
 /* Two neighbours' values into each dim's line of `pair`, a multiple of 2 of the step's keys. */
-static inline void pack_values(const job *j, const bf16 *first, const bf16 *second, int64_t pair,
+static inline void pack_values(const job *j, const char *first, const char *second, int64_t pair,
                                bf16 *values) {
     static const uint16_t order[2][32] __attribute__((aligned(64))) = {
         {0,  32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
@@ -207,26 +231,46 @@ static inline void pack_values(const job *j, const bf16 *first, const bf16 *seco
     __m512i low = _mm512_load_si512(order[0]), high = _mm512_load_si512(order[1]);
     bf16 *to = values + pair / 32 * TILE + pair % 32 / 2 * 32;
     for (int64_t dim = 0; dim < j->dims; dim += 32, to += 2 * (STEP / 32) * TILE) {
-        __m512i a = line_of(j, first, dim), b = line_of(j, second, dim);
+        __m512i a = stored_line_of(j, first, dim), b = stored_line_of(j, second, dim);
         _mm512_store_si512(to, _mm512_permutex2var_epi16(a, low, b));
         _mm512_store_si512(to + STEP / 32 * TILE, _mm512_permutex2var_epi16(a, high, b));
     }
+}
+
+/* Of keys first..last and their values, 0 for the others. */
+static void read_scales(const job *j, int64_t head, const char *const *keys, int64_t first,
+                        int64_t last, float *scales) {
+    int64_t heads = j->a.num_kv_heads;
+    int64_t to_key = (2 * heads - head) * j->a.head_dim + head * (int64_t)sizeof(bf16);
+    memset(scales, 0, 2 * STEP * sizeof *scales);
+    for (int64_t key = first; key < last; key++) {
+        bf16 stored[2];
+        memcpy(stored, keys[key] + to_key, sizeof *stored);
+        memcpy(stored + 1, keys[key] + to_key + heads * (int64_t)sizeof(bf16), sizeof *stored);
+        scales[key] = bf16_to_float(stored[0]);
+        scales[STEP + key] = bf16_to_float(stored[1]);
+    }
+    for (int64_t i = 0; i < 2 * STEP; i += LANES)
+        store_f32(scales + i, scale_lanes(j->a.kv_kind, load_f32(scales + i)));
 }
 
 /* Keys first..last of the step that begins at `base`, with those that stand beside them in a tile,
    of which nobody sees any. */
 static void pack_step(const job *j, int64_t row, int64_t head, int64_t base, int64_t first,
                       int64_t last, memory m) {
-    int64_t to_value = j->a.num_kv_heads * j->a.head_dim;
-    const bf16 *keys[STEP] = {0};
+    int64_t head_bytes = j->a.head_dim * (int64_t)stored_bytes(j->a.kv_kind);
+    int64_t to_value = j->a.num_kv_heads * head_bytes;
+    const char *keys[STEP] = {0};
     for (int64_t key = first; key < last;) {
-        int64_t together, token_stride;
-        int64_t place = place_of_key(&j->a, row, base + key, &together, &token_stride);
+        int64_t together, token_bytes;
+        const char *from = key_at(&j->a, row, base + key, &together, &token_bytes);
+        from += head * head_bytes;
         int64_t stop = key + least(last - key, together);
-        const bf16 *from = (const bf16 *)j->a.kv + place + head * j->a.head_dim;
-        for (; key < stop; key++, from += token_stride)
+        for (; key < stop; key++, from += token_bytes)
             keys[key] = from;
     }
+    if (are_codes(j->a.kv_kind))
+        read_scales(j, head, keys, first, last, m.scales);
     for (int64_t key = first / 32 * 32; key < last; key += 32) {
         pack_keys(j, keys + key, m.keys + key * j->dims);
         pack_keys(j, keys + key + 16, m.keys + (key + 16) * j->dims);
@@ -280,10 +324,11 @@ static __attribute__((noinline)) void cap(const job *j, float *scores, int64_t l
 }
 
 /* One query's scores of keys lo..hi of a step become weights; it sees from..to of them. What it has
-   summed is scaled to the new top. weights: its line of a row of tiles. */
+   summed is scaled to the new top. weights: its line of a row of tiles. scales: [STEP], of values as
+   codes, or NULL. */
 static inline __attribute__((always_inline)) void
 weigh(const job *j, const float *scores, int64_t lo, int64_t hi, int64_t from, int64_t to,
-      bf16 *weights, float *top, v16f *total, float *sums) {
+      const float *scales, bf16 *weights, float *top, v16f *total, float *sums) {
     __m512 nothing = _mm512_set1_ps(NOTHING), best = nothing;
     int sees_all = from <= lo && to >= hi;
     if (sees_all)
@@ -317,6 +362,10 @@ weigh(const job *j, const float *scores, int64_t lo, int64_t hi, int64_t from, i
         }
         first_sum = _mm512_add_ps(first_sum, first);
         second_sum = _mm512_add_ps(second_sum, second);
+        if (scales) {
+            first = _mm512_mul_ps(first, _mm512_load_ps(scales + key));
+            second = _mm512_mul_ps(second, _mm512_load_ps(scales + key + LANES));
+        }
         _mm512_store_si512(weights + key / 32 * TILE,
                            (__m512i)_mm512_cvtne2ps_pbh(second, first));
     }
@@ -352,10 +401,18 @@ static void attend_block(const job *j, const piece *p, int64_t first, int64_t ba
             continue;
         }
         keys_of(j, p->row, p->first + query / j->group, &from, &to);
+        float *scores = m.scores + i * STEP, *sums = m.sums + query * j->dims;
+        int has_codes = are_codes(j->a.kv_kind);
+        for (int64_t key = lo; has_codes && key < hi; key += LANES)
+            store_f32(scores + key, load_f32(scores + key) * load_f32(m.scales + key));
         if (j->a.softcap > 0)
-            cap(j, m.scores + i * STEP, lo, hi);
-        weigh(j, m.scores + i * STEP, lo, hi, from - base, to - base, weights, m.top + query,
-              m.total + query, m.sums + query * j->dims);
+            cap(j, scores, lo, hi);
+        if (has_codes)
+            weigh(j, scores, lo, hi, from - base, to - base, m.scales + STEP, weights,
+                  m.top + query, m.total + query, sums);
+        else
+            weigh(j, scores, lo, hi, from - base, to - base, NULL, weights, m.top + query,
+                  m.total + query, sums);
     }
     for (int64_t dim = 0; dim < j->dims; dim += 32)
         multiply(j, m.weights + lo / 32 * TILE, STEP / 32,

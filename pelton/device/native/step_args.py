@@ -72,6 +72,7 @@ class StoreQKVArgs(ctypes.Structure):
         ),
         ("norm_eps", ctypes.c_float),
         ("dtype", ctypes.c_int32),
+        ("kv_kind", ctypes.c_int32),
     )
 
 

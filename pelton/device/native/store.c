@@ -1,10 +1,12 @@
 /* One head at a time, in float32; rounded when it is written back. */
 #include "store.h"
 
+#include <float.h>
 #include <math.h>
 #include <stddef.h>
 #include <string.h>
 
+#include "codes.h"
 #include "element.h"
 #include "pool.h"
 #include "vec.h"
@@ -62,6 +64,77 @@ static void rotate(float *restrict head, const float *restrict cos, const float 
     }
 }
 
+/* ---- codes ---- */
+
+typedef int8_t v16c __attribute__((vector_size(16), may_alias));
+
+/* What a float8 type is made of. */
+typedef struct {
+    int mantissa_bits, bias;
+} float8;
+
+/* |x|, which rounds to no more than the type's largest, to its nearest code, ties to even. */
+static inline v16i float8_codes(v16f x, float8 type) {
+    int dropped = 23 - type.mantissa_bits;
+    v16i bits = (v16i)x & 0x7fffffff, sign = ((v16i)x >> 24) & 0x80;
+    v16i normal = (bits + ((1 << (dropped - 1)) - 1) + ((bits >> dropped) & 1)) >> dropped;
+    normal -= (127 - type.bias) << type.mantissa_bits;
+    /* Below the least normal number codes count steps: a sum's low bits, where its own step is that. */
+    v16f step_of = (v16f)((v16i){0} + ((127 + 1 - type.bias - type.mantissa_bits + 23) << 23));
+    v16i small = (v16i)((v16f)bits + step_of) - (v16i)step_of;
+    v16i is_small = bits < (128 - type.bias) << 23;
+    return ((small & is_small) | (normal & ~is_small)) | sign;
+}
+
+static inline v16i codes_of(int kind, v16f x) {
+    if (kind == IS_E4M3)
+        return float8_codes(x, (float8){3, 7});
+    if (kind == IS_E5M2)
+        return float8_codes(x, (float8){2, 15});
+    v16f magic = splat(12582912.0f); /* vec.h's exp_v16 says how */
+    return (v16i)(x + magic) - (v16i)magic;
+}
+
+static float largest_code(int kind) {
+    return kind == IS_INT8 ? 127.0f : kind == IS_E4M3 ? 448.0f : 57344.0f;
+}
+
+/* As ops/quantise_kv has it, bit for bit; but where a number is NaN or infinite the scale is NaN. */
+static void quantise(int kind, float *head, int64_t count, char *codes, char *scale) {
+    v16f top = {0}, odd = {0};
+    for (int64_t i = count; i < (count + LANES - 1) / LANES * LANES; i++)
+        head[i] = 0;
+    for (int64_t i = 0; i < count; i += LANES) {
+        v16f x = load_f32(head + i), size = (v16f)((v16i)x & 0x7fffffff);
+        top = blend(size > top, size, top);
+        odd += x * 0.0f;
+    }
+    float most = sum_of_lanes(odd);
+    for (int i = 0; i < LANES; i++)
+        most = top[i] > most ? top[i] : most;
+    most /= largest_code(kind);
+    most = most < FLT_MIN ? FLT_MIN : most;
+    bf16 stored = float_to_bf16(most);
+    memcpy(scale, &stored, sizeof stored);
+    v16f unit = splat(bf16_to_float(stored));
+    for (int64_t i = 0; i < count; i += LANES) {
+        v16c some = __builtin_convertvector(codes_of(kind, load_f32(head + i) / unit), v16c);
+        memcpy(codes + i, &some, (size_t)(count - i < LANES ? count - i : LANES));
+    }
+}
+
+/* A token's keys and values, behind each other at `from`, into its slot. */
+static void quantise_token(const store_qkv_args *a, const char *from, char *slot) {
+    size_t element = element_bytes(a->dtype);
+    int64_t count = 2 * a->num_kv_heads;
+    for (int64_t i = 0; i < count; i++) {
+        float head[MAX_HEAD_DIM];
+        load(a, from + (size_t)(i * a->head_dim) * element, a->head_dim, head);
+        quantise(a->kv_kind, head, a->head_dim, slot + i * a->head_dim,
+                 slot + count * a->head_dim + i * (int64_t)sizeof(bf16));
+    }
+}
+
 static void store_tokens(void *argument, int part, int parts) {
     const store_qkv_args *a = argument;
     size_t element = element_bytes(a->dtype);
@@ -72,7 +145,7 @@ static void store_tokens(void *argument, int part, int parts) {
         load(a, a->q_norm, a->head_dim, norms[0]);
         load(a, a->k_norm, a->head_dim, norms[1]);
     }
-    size_t stored = (size_t)(a->num_kv_heads * a->head_dim) * element;
+    int64_t slot = slot_bytes(a->kv_kind, a->num_kv_heads, a->head_dim);
     for (long token = first_token; token < last_token; token++) {
         char *row = (char *)a->qkv + (size_t)(token * a->qkv_stride) * element;
         load(a, (const char *)a->cos + (size_t)(token * a->cos_stride) * element, a->rotary_dim, cos);
@@ -86,9 +159,14 @@ static void store_tokens(void *argument, int part, int parts) {
             rotate(head, cos, sin, a->rotary_dim / 2);
             save(a, head, a->head_dim, at);
         }
-        if (a->kv_slots && a->kv_slots[token] >= 0)
-            memcpy((char *)a->kv + (size_t)a->kv_slots[token] * 2 * stored,
-                   row + (size_t)(a->num_heads * a->head_dim) * element, 2 * stored);
+        if (!a->kv_slots || a->kv_slots[token] < 0)
+            continue;
+        const char *from = row + (size_t)(a->num_heads * a->head_dim) * element;
+        char *to = (char *)a->kv + a->kv_slots[token] * slot;
+        if (are_codes(a->kv_kind))
+            quantise_token(a, from, to);
+        else
+            memcpy(to, from, (size_t)slot);
     }
 }
 

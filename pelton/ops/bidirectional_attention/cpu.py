@@ -28,6 +28,7 @@ def bidirectional_attention(
         window=signature.window or 0,
         scale=signature.scale,
         dtype=dtype,
+        kv_kind=dtype,
         use_amx=found.has_amx,
     )
     turn = StoreQKVArgs(
@@ -38,6 +39,7 @@ def bidirectional_attention(
         head_dim=head_dim,
         norm_eps=signature.qk_norm_eps or 0.0,
         dtype=dtype,
+        kv_kind=dtype,
     )
     attend, store = found.functions.pelton_attention, found.functions.pelton_store_qkv
     key_bytes = num_heads * head_dim * signature.dtype.itemsize

@@ -79,13 +79,18 @@ def _takes_plain(signature: AttentionSignature) -> str | None:
 
 NATIVE_DTYPES = {torch.bfloat16: 0, torch.float32: 1, torch.float16: 2}
 """The C kernels' numbers for them (device/native/linear.h)."""
+_NATIVE_CODES = {torch.int8: 3, torch.float8_e4m3fn: 4, torch.float8_e5m2: 5}
+
+
+def native_kv_kind(signature: AttentionSignature) -> int:
+    """Their number for what stands in a kv slot (device/native/codes.h)."""
+    codes = signature.kv_codes
+    return NATIVE_DTYPES[signature.dtype] if codes is None else _NATIVE_CODES[codes]
 
 
 def takes_native(signature: AttentionSignature) -> str | None:
     if signature.device_type != "cpu":
         return "for the CPU"
-    if signature.kv_codes is not None:
-        return "not for quantised keys and values"
     if signature.dtype not in NATIVE_DTYPES:
         return f"not in {signature.dtype}"
     return None if library() is not None else "no library of CPU kernels"

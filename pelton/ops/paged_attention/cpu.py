@@ -12,6 +12,7 @@ from pelton.ops.paged_attention import (
     NATIVE_DTYPES,
     AttentionMetadata,
     AttentionSignature,
+    native_kv_kind,
 )
 from pelton.ops.registry import Kernel
 
@@ -28,6 +29,7 @@ def paged_attention(signature: AttentionSignature, sinks: torch.Tensor | None = 
         scale=signature.scale,
         softcap=signature.softcap or 0.0,
         dtype=NATIVE_DTYPES[signature.dtype],
+        kv_kind=native_kv_kind(signature),
         use_amx=found.has_amx,
     )
     run = found.functions.pelton_attention

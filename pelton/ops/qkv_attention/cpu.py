@@ -7,7 +7,7 @@ import torch
 from pelton.device.native.calls import call
 from pelton.device.native.library import loaded
 from pelton.device.native.step_args import StoreQKVArgs
-from pelton.ops.paged_attention import NATIVE_DTYPES, AttentionSignature
+from pelton.ops.paged_attention import NATIVE_DTYPES, AttentionSignature, native_kv_kind
 from pelton.ops.registry import Kernel
 
 
@@ -25,6 +25,7 @@ def store_qkv(
         head_dim=signature.head_dim,
         norm_eps=signature.qk_norm_eps or 0.0,
         dtype=NATIVE_DTYPES[signature.dtype],
+        kv_kind=native_kv_kind(signature),
     )
 
     def kernel(

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "attention.h"
+#include "codes.h"
 #include "linear.h"
 #include "norm.h"
 #include "pool.h"
@@ -84,29 +85,51 @@ static int check(int is_half, int64_t t, int64_t k, int64_t n, int activation, i
     return failed;
 }
 
+/* Number i of key or value head `head` in a slot. */
+static double stored(int kind, const char *slot, int64_t kv_heads, int64_t dim, int64_t head, int64_t i) {
+    if (!are_codes(kind))
+        return get_one(kind, slot, head * dim + i);
+    bf16 scale;
+    memcpy(&scale, slot + 2 * kv_heads * dim + head * 2, sizeof scale);
+    return (double)code_one(kind, slot, head * dim + i) * factor_of(kind) * bf16_to_float(scale);
+}
+
 /* One row of q tokens and n keys in blocks, the last one cut where the memory ends. Returns 1 on a
    wrong value. */
-static int check_attention(int is_half, int64_t q, int64_t n, int64_t heads, int64_t kv_heads,
-                           int64_t dim, int64_t window, int use_amx) {
+static int check_attention(int is_half, int kind, int64_t q, int64_t n, int64_t heads,
+                           int64_t kv_heads, int64_t dim, int64_t window, int use_amx) {
     size_t element = is_half ? sizeof(bf16) : sizeof(float);
     int64_t block = dim % 32 ? 5 : 16, num_blocks = (n + block - 1) / block;
-    int64_t token = 2 * kv_heads * dim, width = heads * dim;
-    int64_t length = n * token; /* blocks lie in order: nothing lies behind the last key */
-    void *kv = malloc(element * (size_t)length), *query = malloc(element * (size_t)(q * width));
+    int64_t slot = slot_bytes(kind, kv_heads, dim), width = heads * dim;
+    int64_t length = n * slot; /* blocks lie in order: nothing lies behind the last key */
+    char *kv = malloc((size_t)length);
+    void *query = malloc(element * (size_t)(q * width));
     void *out = malloc(element * (size_t)(q * width));
     int32_t *table = malloc(sizeof *table * (size_t)num_blocks);
     int32_t starts[2] = {0, (int32_t)q}, lens[1] = {(int32_t)n};
     float *sinks = malloc(sizeof *sinks * (size_t)heads), *lse = malloc(sizeof *lse * (size_t)(q * heads));
-    fill(kv, is_half, length), fill(query, is_half, q * width), fill(sinks, 0, heads);
+    fill(query, is_half, q * width), fill(sinks, 0, heads);
+    if (are_codes(kind))
+        for (int64_t at = 0; at < n; at++) {
+            for (int64_t i = 0; i < 2 * kv_heads * dim; i++) /* below the float8 types' NaN */
+                kv[at * slot + i] = (char)((i * 37 + at * 11) & (i % 2 ? 0xb8 : 0x3f));
+            for (int64_t i = 0; i < 2 * kv_heads; i++) {
+                bf16 scale = float_to_bf16((float)(1 + i % 3) / (kind == IS_INT8 ? 64 : 4));
+                memcpy(kv + at * slot + 2 * kv_heads * dim + i * 2, &scale, sizeof scale);
+            }
+        }
+    else
+        fill(kv, is_half, n * 2 * kv_heads * dim);
     for (int64_t i = 0; i < num_blocks; i++)
         table[i] = (int32_t)i;
     attention_args args = {
         .query = query, .out = out, .lse = lse, .kv = kv, .sinks = sinks, .query_start_loc = starts,
         .seq_lens = lens, .block_table = table, .num_rows = 1, .num_tokens = q,
-        .query_stride = width, .out_stride = width, .block_stride = block * token,
+        .query_stride = width, .out_stride = width,
+        .block_stride = block * slot / (int64_t)stored_bytes(kind),
         .table_stride = num_blocks, .num_heads = heads, .num_kv_heads = kv_heads, .head_dim = dim,
         .block_size = block, .window = window, .scale = 0.5f, .softcap = 3, .dtype = is_half ? IS_BF16 : IS_F32,
-        .use_amx = use_amx};
+        .kv_kind = kind, .use_amx = use_amx};
     int failed = pelton_attention(&args);
     double *right = malloc(sizeof *right * (size_t)dim);
     for (int64_t i = 0; i < q * heads && !failed; i++) { /* a head of a token */
@@ -115,21 +138,21 @@ static int check_attention(int is_half, int64_t q, int64_t n, int64_t heads, int
         for (int64_t d = 0; d < dim; d++)
             right[d] = 0;
         for (int64_t key = window && last >= window ? last - window + 1 : 0; key <= last; key++) {
-            int64_t at = key * token + key_head * dim;
+            const char *at = kv + key * slot;
             double score = 0;
             for (int64_t d = 0; d < dim; d++)
-                score += get(query, is_half, i * dim + d) * get(kv, is_half, at + d);
+                score += get(query, is_half, i * dim + d) * stored(kind, at, kv_heads, dim, key_head, d);
             double weight = exp(3 * tanh(0.5 * score / 3));
             total += weight;
             for (int64_t d = 0; d < dim; d++)
-                right[d] += weight * get(kv, is_half, at + kv_heads * dim + d);
+                right[d] += weight * stored(kind, at, kv_heads, dim, kv_heads + key_head, d);
         }
         for (int64_t d = 0; d < dim && !failed; d++) {
-            double is = get(out, is_half, i * dim + d);
-            if (!(fabs(is - right[d] / total) <= (is_half ? 2e-2 : 1e-4)) ||
+            double is = get(out, is_half, i * dim + d), should = right[d] / total;
+            if (!(fabs(is - should) <= (is_half ? 2e-2 : 1e-4) * fmax(1, fabs(should))) ||
                 !(fabs(lse[i] - log(total)) <= 1e-4)) {
-                printf("attention half %d q %ld n %ld dim %ld: %g is not %g\n", is_half, (long)q,
-                       (long)n, (long)dim, is, right[d] / total);
+                printf("attention half %d kind %d q %ld n %ld dim %ld: %g is not %g\n", is_half, kind,
+                       (long)q, (long)n, (long)dim, is, should);
                 failed = 1;
             }
         }
@@ -153,7 +176,8 @@ static int check_own_tokens(int is_half, int64_t q, int64_t heads, int64_t dim, 
         .query = qkv, .out = out, .kv = qkv + element * (size_t)width, .query_start_loc = starts,
         .num_rows = 2, .num_tokens = q + 2, .query_stride = stride, .out_stride = width,
         .num_heads = heads, .num_kv_heads = heads, .head_dim = dim, .window = window, .scale = 0.5f,
-        .dtype = is_half ? IS_BF16 : IS_F32, .use_amx = use_amx};
+        .dtype = is_half ? IS_BF16 : IS_F32,
+        .kv_kind = is_half ? IS_BF16 : IS_F32, .use_amx = use_amx};
     int failed = pelton_attention(&args);
     for (int64_t i = 0; i < (q + 2) * heads && !failed; i++) {
         int64_t token = i / heads, head = i % heads, first = token < q ? 0 : q;
@@ -290,13 +314,14 @@ static int check_steps(void) {
            fields[TOTAL_LEN] != 6 || tokens[4] != 8 || tokens[5 + 2] != 6;
 }
 
-static int check_store(int is_half, int64_t t, int64_t dim, int64_t rotary_dim, int normed) {
+static int check_store(int is_half, int kind, int64_t t, int64_t dim, int64_t rotary_dim, int normed) {
     size_t element = is_half ? sizeof(bf16) : sizeof(float);
     enum { HEADS = 3, KV_HEADS = 2 };
     int64_t width = (HEADS + 2 * KV_HEADS) * dim;
     void *qkv = malloc(element * (size_t)(t * width)), *cos = malloc(element * (size_t)(t * rotary_dim));
     void *sin = malloc(element * (size_t)(t * rotary_dim / 2)), *norm = malloc(element * (size_t)dim);
-    void *kv = malloc(element * (size_t)(t * 2 * KV_HEADS * dim));
+    int64_t slot = slot_bytes(kind, KV_HEADS, dim);
+    char *kv = malloc((size_t)(t * slot));
     int64_t *slots = malloc(sizeof *slots * (size_t)t);
     fill(qkv, is_half, t * width);
     fill(cos, is_half, t * rotary_dim);
@@ -309,10 +334,13 @@ static int check_store(int is_half, int64_t t, int64_t dim, int64_t rotary_dim, 
                            .num_tokens = t, .qkv_stride = width, .cos_stride = rotary_dim,
                            .sin_stride = rotary_dim / 2, .num_heads = HEADS, .num_kv_heads = KV_HEADS,
                            .head_dim = dim, .rotary_dim = rotary_dim, .norm_eps = 1e-3f,
-                           .dtype = is_half ? IS_BF16 : IS_F32};
+                           .dtype = is_half ? IS_BF16 : IS_F32, .kv_kind = kind};
     int failed = pelton_store_qkv(&args);
-    for (int64_t i = 0; i < 2 * KV_HEADS * dim && t > 1; i++)
-        failed |= get(kv, is_half, 2 * KV_HEADS * dim + i) != get(qkv, is_half, width + HEADS * dim + i);
+    for (int64_t i = 0; i < 2 * KV_HEADS * dim && t > 1; i++) {
+        double right = get(qkv, is_half, width + HEADS * dim + i);
+        double is = stored(kind, kv + slot, KV_HEADS, dim, i / dim, i % dim);
+        failed |= !(fabs(is - right) <= (are_codes(kind) ? 0.13 : 0) * (0.1 + fabs(right)));
+    }
     free(qkv), free(cos), free(sin), free(norm), free(kv), free(slots);
     return failed;
 }
@@ -347,13 +375,19 @@ int main(void) {
         pelton_set_num_threads(threads);
         for (int flags = 0; flags < 4; flags++) {
             int64_t window = flags >> 1 ? 9 : 0;
-            failed |= check_attention(flags & 1, 1, 1, 1, 1, 1, window, amx);
-            failed |= check_attention(flags & 1, 3, 66, 6, 2, 24, window, amx);
-            failed |= check_attention(flags & 1, 1, 1100, 2, 1, 32, window, amx);
-            failed |= check_attention(flags & 1, 3, 79, 6, 3, 64, window, amx);
-            failed |= check_attention(flags & 1, 35, 131, 4, 2, 33, window, 0);
-            failed |= check_attention(flags & 1, 35, 131, 4, 2, 33, window, amx);
-            failed |= check_attention(flags & 1, 290, 421, 2, 2, 8, window, amx);
+            for (int i = 0; i < 4; i++) {
+                static const int codes[] = {0, IS_INT8, IS_E4M3, IS_E5M2};
+                int half = flags & 1, kind = i ? codes[i] : half ? IS_BF16 : IS_F32;
+                failed |= check_attention(half, kind, 1, 1, 1, 1, 1, window, amx);
+                failed |= check_attention(half, kind, 3, 66, 6, 2, 24, window, amx);
+                failed |= check_attention(half, kind, 1, 1100, 2, 1, 32, window, amx);
+                failed |= check_attention(half, kind, 3, 79, 6, 3, 64, window, amx);
+                failed |= check_attention(half, kind, 35, 131, 4, 2, 33, window, amx);
+                failed |= i < 2 && check_attention(half, kind, 35, 131, 4, 2, 33, window, 0);
+                failed |= check_attention(half, kind, 290, 421, 2, 2, 8, window, amx);
+                failed |= check_store(half, kind, 1, 5, 2, flags >> 1);
+                failed |= check_store(half, kind, 300, 40, 40, flags >> 1);
+            }
             failed |= check_own_tokens(flags & 1, 1, 1, 1, window, amx);
             failed |= check_own_tokens(flags & 1, 13, 3, 24, window, amx);
             failed |= check_own_tokens(flags & 1, 35, 2, 33, window, 0);
@@ -362,8 +396,6 @@ int main(void) {
             failed |= check_layer_norm(flags & 1, 700, 48);
             failed |= check_draw(flags & 1, 1, 33, 17, 0) | check_draw(flags & 1, 9, 40, 50, 0);
             failed |= check_draw(flags & 1, 5, 64, 33, amx) | check_draw(flags & 1, 400, 5, 3, amx);
-            failed |= check_store(flags & 1, 1, 5, 2, flags >> 1);
-            failed |= check_store(flags & 1, 300, 40, 40, flags >> 1);
         }
         for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
             for (int flags = 0; flags < 16; flags++) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support.codes import CODES
 
 import pelton.device.native.library as library_module
 from pelton.device.native import build as build_module
@@ -23,6 +25,8 @@ from pelton.device.native.levels import Level, usable_levels
 from pelton.ops.linear.cpu import packed
 from pelton.ops.paged_attention import AttentionMetadata, AttentionSignature, cpu, reference
 from pelton.ops.product import ProductSignature
+from pelton.ops.qkv_attention import cpu as qkv_cpu
+from pelton.ops.quantise_kv import quantise_kv
 
 COMPILER = shutil.which("cc") or shutil.which("gcc")
 SOURCES = Path(build_module.__file__).parent
@@ -145,15 +149,67 @@ def test_every_level_attends(level, dtype, monkeypatch):
             device_type="cpu",
             window=window,
         )
-        right = torch.empty(query.shape, dtype=torch.float64)
-        wide = replace(signature, dtype=torch.float64)
-        reference.paged_attention(wide)(query.double(), kv.double(), meta, right)
-        for num_threads in (1, 2, 3):
-            loaded.set_num_threads(num_threads)
-            out = torch.full(query.shape, torch.nan, dtype=dtype)
-            cpu.paged_attention(signature)(query, kv, meta, out)
-            error = (out.double() - right).abs().max()
-            assert error <= {torch.float32: 1e-5, torch.bfloat16: 2e-2}.get(dtype, 2e-3)
+        pools = {None: kv}
+        for codes in CODES.values():
+            stored = quantise_kv(kv.flatten(2).flatten(0, 1), heads[1], codes)
+            pools[codes] = stored.view(*kv.shape[:2], -1)
+        for codes, pool in pools.items():
+            signature = replace(signature, kv_codes=codes)
+            right = torch.empty(query.shape, dtype=torch.float64)
+            wide = replace(signature, dtype=torch.float64)
+            exact = pool.double() if codes is None else pool
+            reference.paged_attention(wide)(query.double(), exact, meta, right)
+            for num_threads in (1, 2, 3):
+                loaded.set_num_threads(num_threads)
+                out = torch.full(query.shape, torch.nan, dtype=dtype)
+                cpu.paged_attention(signature)(query, pool, meta, out)
+                error = (out.double() - right).abs().max()
+                assert error <= {torch.float32: 1e-5, torch.bfloat16: 2e-2}.get(dtype, 2e-3)
+
+
+@pytest.mark.parametrize("level", usable_levels(), ids=lambda level: level.name)
+def test_every_level_quantises(level, monkeypatch):
+    """The reference's bytes: numbers of all sizes, from a code's halves to those that are its
+    zero; of a fault the scale is NaN."""
+    generator = torch.Generator().manual_seed(0)
+    loaded = library_module._load(str(build(level)), level.name)
+    monkeypatch.setattr("pelton.ops.qkv_attention.cpu.loaded", lambda: loaded)
+    heads, head_dim, num_tokens = 2, 72, 60
+    width = (1 + 2 * heads) * head_dim
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        qkv = torch.randn(num_tokens, width, generator=generator)
+        qkv *= torch.exp2(-torch.randint(0, 24, qkv.shape, generator=generator).float())
+        qkv[0] = 0
+        qkv[1, ::3] = torch.randint(-254, 255, qkv[1, ::3].shape, generator=generator) / 2.0
+        # Denormal scales; bfloat16's own denormal numbers are 0 (vec.h).
+        qkv[2] *= {torch.float32: 1e-36, torch.bfloat16: 1e-29, torch.float16: 1e-4}[dtype]
+        qkv = qkv.to(dtype) + 0  # by no angle -0 turns into 0
+        cos, sin = torch.ones(num_tokens, 1, head_dim), torch.zeros(num_tokens, 1, head_dim // 2)
+        for name, codes in CODES.items():
+            signature = AttentionSignature(
+                num_heads=1,
+                num_kv_heads=heads,
+                head_dim=head_dim,
+                scale=1.0,
+                dtype=dtype,
+                device_type="cpu",
+                kv_codes=codes,
+            )
+            kv = torch.full((8, 8, 2 * heads * (head_dim + 2)), 0xA5, dtype=torch.uint8)
+            slots = torch.randperm(64, generator=generator)[:num_tokens]
+            slots[5] = -1
+            store = qkv_cpu.store_qkv(signature)
+            store(qkv.clone(), cos.to(dtype), sin.to(dtype), kv, slots)
+            right = torch.full_like(kv, 0xA5).flatten(0, 1)
+            tokens = quantise_kv(qkv[:, head_dim:].contiguous(), heads, codes)
+            right[slots[slots >= 0]] = tokens[slots >= 0]
+            assert torch.equal(kv.flatten(0, 1), right), (name, dtype)
+            faulty = qkv[:1].clone()
+            faulty[0, head_dim + 7], faulty[0, 2 * head_dim + 70] = math.nan, -math.inf
+            faulty[0, 3 * head_dim] = 1
+            store(faulty, cos[:1].to(dtype), sin[:1].to(dtype), kv, slots[:1])
+            scales = kv.flatten(0, 1)[slots[0], -8:].view(torch.bfloat16)
+            assert scales.isnan().tolist() == [True, True, False, False]
 
 
 def test_callers_in_several_threads_do_not_mix_their_rows():
