@@ -73,7 +73,9 @@ static int check(int is_half, int64_t t, int64_t k, int64_t n, int activation, i
             if (mode == ADD)
                 right += before[row * width + column];
             double is = get(out, is_half, row * out_stride + column);
-            if (!(fabs(is - right) <= (is_half ? 0.1 : 1e-3) * (1 + fabs(right)))) {
+            /* What one factor is off by the other multiplies. */
+            double size = 1 + fabs(right) + (activation ? fabs(sums[0]) + fabs(sums[1]) : 0);
+            if (!(fabs(is - right) <= (is_half ? 0.1 : 1e-3) * size)) {
                 printf("half %d t %ld k %ld n %ld: %g is not %g\n", is_half, (long)t, (long)k,
                        (long)n, is, right);
                 failed = 1;
