@@ -196,6 +196,29 @@ def test_the_ways_of_staging_give_the_same_tokens(mode, cold_bytes, monkeypatch)
     assert {name: outcomes[name].token_ids for name in expected} == expected
 
 
+@pytest.mark.parametrize(
+    ("mode", "told"),
+    [
+        ("auto", "aliased (kernels read what the host wrote, twice, and the host what they wrote)"),
+        ("pageable", "pageable (asked for)"),
+    ],
+)
+def test_a_start_tells_once_which_way_was_chosen_why_and_where_the_tokens_lie(
+    mode, told, caplog, monkeypatch
+):
+    """specs/staging_and_pooling.md 1.9 T6."""
+    monkeypatch.setattr(FakeDevice.__init__, "__defaults__", ("auto", 1))
+    with caplog.at_level("INFO", logger="pelton"):
+        engine = fake(device=f"fake/{mode}")
+    num_rows, length = engine.worker.runner._rows._tokens.shape
+    num_bytes = 4 * num_rows * length
+    lines = [text for text in caplog.messages if text.startswith("Staging memory")]
+    where = "device" if mode == "pageable" else "host"
+    assert lines == [
+        f"Staging memory of fake: {told}; {num_bytes} bytes of large tables lie in {where} memory."
+    ]
+
+
 @pytest.mark.parametrize("mode", STAGING_MODES)
 def test_a_decode_step_publishes_nothing_but_new_blocks(mode):
     """specs/staging_and_pooling.md 1.9 T3: a step without arrivals, departures and new blocks has
