@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from pelton.worker.worker import load_model
 class TwoStages:
     """In the place of a worker: layers 0:1 and 1:2, one after the other."""
 
-    def __init__(self, engine: TinyEngine) -> None:
+    def __init__(self, engine: TinyEngine, folder: Path) -> None:
         config = engine.config
         self.device = engine.device
         backend = attention_backend(config)
@@ -42,7 +43,7 @@ class TwoStages:
             # Each stage has its own model, of which the other stage's layers are broken.
             self.stages = []
             for index, place in enumerate(places):
-                model: Any = load_model(config, build, checkpoint_of(tiny_llama()))
+                model: Any = load_model(config, build, checkpoint_of(folder))
                 for parameter in model.layers[1 - index].parameters("x").values():
                     parameter.tensor.fill_(torch.nan)
                 self.stages.append(
@@ -77,7 +78,7 @@ class TwoStages:
 
 def two_stages(device: str, **changes: Any) -> tuple[TinyEngine, TwoStages]:
     engine = TinyEngine(tiny_llama(), device=device, num_stages=2, **changes)
-    stages = TwoStages(engine)
+    stages = TwoStages(engine, tiny_llama())
     engine.loop._worker = stages  # type: ignore[assignment]
     return engine, stages
 

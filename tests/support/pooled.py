@@ -66,3 +66,14 @@ def cosine(a: np.ndarray, b: np.ndarray) -> float:
     assert a.shape == b.shape
     a, b = normalised(a.astype(np.float64)), normalised(b.astype(np.float64))
     return float((a * b).sum(axis=-1).min())
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    """Over the last axis."""
+    powers = np.exp(x - x.max(axis=-1, keepdims=True))
+    return powers / powers.sum(axis=-1, keepdims=True)
+
+
+def classifier_of(folder: Path, ending: str = "classify") -> np.ndarray:
+    """[num_labels, H]"""
+    return np.asarray(_oracle(folder, ending).score.weight.detach())
