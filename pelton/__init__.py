@@ -17,12 +17,14 @@ _EXPORTS = {
     "RequestOutput": "pelton.engine.outputs",
     "CompletionOutput": "pelton.engine.outputs",
     "SamplingParams": "pelton.config.params",
+    "PoolingParams": "pelton.config.pooling",
     "EngineArgs": "pelton.config.engine",
 }
 __all__ = [
     "CompletionOutput",
     "EngineArgs",
     "LLM",
+    "PoolingParams",
     "RequestOutput",
     "SamplingParams",
     "__version__",
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     CompletionOutput: Any
     EngineArgs: Any
     LLM: Any
+    PoolingParams: Any
     RequestOutput: Any
     SamplingParams: Any
 

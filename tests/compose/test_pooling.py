@@ -69,13 +69,13 @@ def expected(kind: str, index: int) -> np.ndarray:
 def run(
     engine: TinyEngine, *, preempt_every: int = 0, indices: Sequence[int] = range(len(PROMPTS))
 ) -> dict[tuple[str, int], np.ndarray]:
-    """Prompts pooled in every way, all at once."""
+    """Prompts pooled in every way, all at once. preempt_every: so many of the first 40 steps."""
     names = {
         (kind, index): engine.add(PROMPTS[index], params)
         for index in indices
         for kind, params in KINDS.items()
     }
-    for count in range(4000 if preempt_every else 0):
+    for count in range(40 if preempt_every else 0):
         if not engine.loop.has_work():
             break
         engine.step()
@@ -186,8 +186,15 @@ def test_from_host_pages():
         num_host_pages=64,
         **INVARIANT,
     )
-    check_bits(run(engine, preempt_every=2, indices=(1, 4)))
-    assert engine.loop.scheduler.stats.num_restored_tokens > 0
+    for kind in ("last", "mean", "tokens"):
+        before = engine.loop.scheduler.stats.num_restored_tokens
+        name = engine.add(PROMPTS[6], KINDS[kind])
+        for _ in range(5):
+            engine.step()
+        assert engine.loop.scheduler.preempt(name)
+        np.testing.assert_array_equal(engine.run()[name].pooled, alone()[kind, 6])
+        restored = engine.loop.scheduler.stats.num_restored_tokens - before
+        assert (restored > 0) == (kind == "last")
 
 
 @pytest.mark.parametrize("size", [(6, 64), (3, 17)])
