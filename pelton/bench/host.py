@@ -6,7 +6,8 @@ small model's step may take less. Processor time of the one thread is what count
 machine measures the same.
 
     schedule     rows, tokens and blocks of the step
-    start        the step described, staged and launched, recorded steps as one replay
+    start        the step described, staged and launched
+    replay       of a recorded step: all its kernels called, none of which does anything
     finish       the result's way to the host, and the staging slot's fence
     output       the result read, tokens booked, requests ended
     detokenize   text of the new tokens: what steps with it take more than those without
@@ -30,6 +31,8 @@ from pelton.config.engine import EngineArgs
 from pelton.config.params import SamplingParams
 from pelton.core.request import Request
 from pelton.device.cpu import CPUDevice
+from pelton.device.native.library import library
+from pelton.device.native.tape import NativeTape
 from pelton.engine.loop import EngineLoop
 from pelton.engine.open_requests import OpenRequests
 from pelton.engine.prompts import load_tokenizer_of
@@ -39,17 +42,8 @@ from pelton.setup.resolve import resolve
 from pelton.worker.facts import device_facts
 from pelton.worker.worker import Worker
 
-PARTS = ("schedule", "start", "finish", "output", "detokenize")
+PARTS = ("schedule", "start", "replay", "finish", "output", "detokenize")
 _FIRST_TOKEN = 100
-
-
-class _Nothing:
-    """A recording of the idle device."""
-
-    num_python_calls = 0
-
-    def replay(self) -> None:
-        return None
 
 
 class IdleDevice(CPUDevice):
@@ -65,12 +59,11 @@ class IdleDevice(CPUDevice):
         self._next = 0
 
     def launch(self, kernel: Callable[..., object], *args: Any) -> None:
-        if not self._is_idle:
+        if not self._is_idle or self._recorder.launches is not None:
             super().launch(kernel, *args)
 
-    def record(self, run: Callable[[], object]) -> Any:
-        run()
-        return _Nothing()
+    def record(self, run: Callable[[], object]) -> NativeTape:
+        return NativeTape(self._recorder.record(run), library(), is_hollow=True)
 
     def copy_to_host(self, target: torch.Tensor, source: torch.Tensor) -> None:
         if not self._is_idle:
@@ -107,12 +100,19 @@ class _Engine:
         checked = check(args)
         self.config = resolve(checked, device_facts("cpu"))
         self.tokenizer = load_tokenizer_of(checked)
-        worker = Worker(
-            self.config, checked.checkpoint, device=IdleDevice(self.config.model.vocab_size)
-        )
+        self.clock = clock = _Clock()
+        device = IdleDevice(self.config.model.vocab_size)
+        record = device.record
+
+        def timed(run: Callable[[], object]) -> NativeTape:
+            tape = record(run)
+            vars(tape)["replay"] = clock.around("replay", tape.replay)
+            return tape
+
+        vars(device)["record"] = timed
+        worker = Worker(self.config, checked.checkpoint, device=device)
         self.loop = EngineLoop(self.config, worker)
         self.opened = OpenRequests(self.loop.add, self.loop.abort, self.tokenizer)
-        self.clock = clock = _Clock()
         scheduler = self.loop.scheduler
         vars(scheduler)["schedule"] = clock.around("schedule", scheduler.schedule)
         vars(worker)["execute"] = clock.around("execute", worker.execute)
@@ -156,8 +156,8 @@ class _Engine:
 
     def _by_part(self, total: float) -> dict[str, float]:
         seconds = self.clock.seconds
-        parts = {name: seconds[name] for name in ("schedule", "finish")}
-        parts["start"] = seconds["execute"] - seconds["finish"]
+        parts = {name: seconds[name] for name in ("schedule", "replay", "finish")}
+        parts["start"] = seconds["execute"] - seconds["finish"] - seconds["replay"]
         parts["output"] = total - sum(parts.values())
         return {name: value * 1e6 for name, value in parts.items()} | {"step": total * 1e6}
 

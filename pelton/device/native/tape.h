@@ -12,4 +12,7 @@ typedef struct {
 /* -1, or the index of the first call that failed; those behind it are not made. */
 int64_t pelton_replay(const kernel_call *calls, int64_t count);
 
+/* Does nothing: what calling costs. */
+int pelton_no_kernel(const void *args);
+
 #endif

@@ -117,6 +117,11 @@ class Segment:
             )
         )
 
+    def hollow(self, nothing: Any) -> None:
+        """Every call becomes one of `nothing`."""
+        for call in self._calls:
+            call.run = ctypes.cast(nothing, ctypes.c_void_p)
+
     def __call__(self) -> None:
         timeline = current()
         if timeline is None:
@@ -138,9 +143,12 @@ class Segment:
 
 
 class NativeTape:
-    """launches: what is recorded, in order. library: None keeps all of them calls of Python."""
+    """launches: what is recorded, in order. library: None keeps all of them calls of Python.
+    is_hollow: a replay makes every call of a kernel and no kernel runs, nor what stays Python."""
 
-    def __init__(self, launches: Sequence[Launch], library: Library | None) -> None:
+    def __init__(
+        self, launches: Sequence[Launch], library: Library | None, *, is_hollow: bool = False
+    ) -> None:
         self._launches = tuple(launches)  # and all memory that they were given
         self._steps: list[Segment | Callable[[], object]] = []
         for kernel, args in self._launches:
@@ -155,6 +163,10 @@ class NativeTape:
         for step in self._steps:
             if isinstance(step, Segment):
                 step.close()
+        if is_hollow and library is not None:
+            for segment in (step for step in self._steps if isinstance(step, Segment)):
+                segment.hollow(library.functions.pelton_no_kernel)
+        self._skips_python = is_hollow
 
     def __len__(self) -> int:
         """Launches."""
@@ -168,7 +180,11 @@ class NativeTape:
     def replay(self) -> None:
         timeline = current()
         for step in self._steps:
-            if timeline is None or isinstance(step, Segment):
+            if isinstance(step, Segment):
+                step()
+            elif self._skips_python:
+                continue
+            elif timeline is None:
                 step()
             else:
                 assert isinstance(step, functools.partial)

@@ -60,6 +60,17 @@ def test_native_launches_are_one_call_and_read_what_memory_holds_now():
         torch.testing.assert_close(program.out, program.right(), rtol=1e-5, atol=1e-5)
 
 
+def test_a_hollow_tape_calls_and_computes_nothing():
+    program = Program()
+    launches = [(program.run, ()), (program.double, ()), (program.run, ())]
+    tape = NativeTape(launches, library(), is_hollow=True)
+    tape.replay()
+    assert program.out.isnan().all()
+    assert (len(tape), tape.num_python_calls) == (3, 1)
+    NativeTape(launches, library()).replay()
+    assert not program.out.isnan().any()
+
+
 def test_what_torch_computes_stays_python_in_its_place():
     program = Program()
     launches = [(program.run, ()), (program.double, ()), (program.run, ()), (program.double, ())]
