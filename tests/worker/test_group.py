@@ -13,12 +13,16 @@ from typing import Any
 
 import pytest
 from engine.test_process import is_gone
+from support.embeds import check_forms
+from support.families import tiny_model
 from support.plain import KINDS, greedy, plain_tokens
+from support.pooled import cosine, hidden_states, normalised
 from support.sabotage import TARGET
 from support.tiny import TinyEngine, checkpoint_of, make_config, prompts_of, tiny_llama
 
 from pelton.config.parallel import ParallelConfig
 from pelton.config.params import SamplingParams
+from pelton.config.pooling import PoolingParams
 from pelton.engine.loop import EngineLoop
 from pelton.errors import ConfigError, DeviceLost
 from pelton.sampling.table import PROCESSORS
@@ -44,11 +48,12 @@ def tokens_of(prompt: list[int], params: SamplingParams, seed: int = 7) -> list[
     return plain_tokens(prompt, params, seed=seed, folder=folder())
 
 
-def start(parallel: ParallelConfig, **changes: Any) -> WorkerGroup:
+def start(parallel: ParallelConfig, checkpoint: Path | None = None, **changes: Any) -> WorkerGroup:
     stages = {"num_stages": parallel.pipeline, "max_steps_in_flight": max(parallel.pipeline, 2)}
-    config = make_config(folder(), parallel=parallel, **{**stages, **changes})
+    checkpoint = checkpoint or folder()
+    config = make_config(checkpoint, parallel=parallel, **{**stages, **changes})
     tables = {"pelton.sampling.table:PROCESSORS": {"sabotage": TARGET}}
-    return WorkerGroup(config, checkpoint_of(folder()), tables)
+    return WorkerGroup(config, checkpoint_of(checkpoint), tables)
 
 
 class GroupEngine(TinyEngine):
@@ -65,7 +70,11 @@ class GroupEngine(TinyEngine):
 def workers(request: Any) -> Iterator[WorkerGroup]:
     """One pool for all tests of a layout: small, so that some of them preempt."""
     workers = start(
-        LAYOUTS[request.param], max_num_seqs=8, num_blocks=40, long_prefill_token_threshold=7
+        LAYOUTS[request.param],
+        max_num_seqs=8,
+        num_blocks=40,
+        long_prefill_token_threshold=7,
+        enable_prompt_embeds=True,
     )
     yield workers
     workers.close()
@@ -92,6 +101,29 @@ def test_the_answers_of_one_process(workers):
     assert engine.loop.scheduler.stats.num_preemptions > 1
     for name, tokens in expected.items():
         assert outcomes[name].token_ids == tokens, name
+
+
+def test_prompts_of_embeddings(workers):
+    check_forms(GroupEngine(workers), folder(), prompts_of([1, 6, 11, 24], seed=19), KINDS)
+
+
+@pytest.mark.parametrize("layout", ["TP2", "PP4"])
+def test_pooling(layout):
+    """Prompts in chunks of 3, which only stages whose rows have advanced read in order."""
+    checkpoint = tiny_model("Qwen3", num_hidden_layers=4)
+    workers = start(LAYOUTS[layout], checkpoint, runner="pooling", long_prefill_token_threshold=3)
+    prompts = prompts_of([1, 4, 10, 30], seed=2)
+    for params in (
+        PoolingParams(),
+        PoolingParams(method="mean"),
+        PoolingParams(task="token_embed"),
+    ):
+        for prompt, found in zip(prompts, GroupEngine(workers).pool(prompts, params), strict=True):
+            states = hidden_states(checkpoint, prompt)
+            if params.task is None:
+                states = states[-1] if params.method is None else states.mean(axis=0)
+            assert cosine(found, normalised(states)) > 0.9999
+    workers.close()
 
 
 def test_prefix_hits(workers):
