@@ -36,3 +36,8 @@ def cpu_kernels() -> str:
     """PELTON_CPU_KERNELS: "auto" (default), "off" (torch's kernels only), or the name of one level
     of device/native/levels.py."""
     return os.environ.get("PELTON_CPU_KERNELS", "").strip() or "auto"
+
+
+def checks_plans() -> bool:
+    """PELTON_CHECK_PLANS=1: before every step the ranks compare what they were told to do."""
+    return os.environ.get("PELTON_CHECK_PLANS", "").strip() not in ("", "0")

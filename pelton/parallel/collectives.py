@@ -55,6 +55,17 @@ class Group:
         dist.all_gather_into_tensor(out.view(-1), tensor.reshape(-1), group=self._group)
 
 
+def odd_one_out(number: int) -> int | None:
+    """Ask all ranks for a number: the rank whose number is another than that of most, or None where
+    all have one. `number` is below 2**63."""
+    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    numbers = torch.empty(dist.get_world_size(), dtype=torch.int64, device=device)
+    dist.all_gather_into_tensor(numbers, torch.tensor([number], device=device))
+    found = numbers.tolist()
+    usual = max(found, key=found.count)
+    return next((rank for rank, one in enumerate(found) if one != usual), None)
+
+
 @dataclass(slots=True)
 class Neighbours:
     """The stages before and behind this one (forward/stages.Link), by rank of torch.distributed.

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
+from pelton.config.env import checks_plans
 from pelton.worker.board import Board, BoardWriter
 from pelton.worker.orders import Close, RecordNext, Setup, Spec, WorkerFailed, WorkerReady
 from pelton.worker.ring import RingReader, RingWriter
@@ -77,13 +78,17 @@ def _run(spec: Spec, control: Connection[Any, Any], board: BoardWriter) -> None:
     )
     answers = RingWriter(spec.answers) if rank.place.answers else None
     pending: deque[Any] = deque()
+    compares = checks_plans()
     while True:
         # A step is collected when the next one is launched, or when nothing else is to be done.
         while len(pending) > 1 or (pending and not orders.has_message()):
             answer = pending.popleft().collect()
             if answers is not None:
                 answers.write(pickle.dumps(answer, pickle.HIGHEST_PROTOCOL))
-        order = pickle.loads(orders.read())
+        told = orders.read()
+        order = pickle.loads(told)
+        if compares and not isinstance(order, Close):
+            rank.compare(told)
         if isinstance(order, Close):
             break
         if isinstance(order, RecordNext):

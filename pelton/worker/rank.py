@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -13,7 +14,8 @@ from torch._C._distributed_c10d import FileStore
 
 from pelton.checkpoint.source import Checkpoint
 from pelton.config.engine import EngineConfig
-from pelton.parallel.collectives import Group, Neighbours
+from pelton.errors import IntegrityError
+from pelton.parallel.collectives import Group, Neighbours, odd_one_out
 from pelton.parallel.mesh import Place, places
 from pelton.runner.assemble import PipelinePlace
 from pelton.worker.worker import Worker, make_device
@@ -23,6 +25,12 @@ from pelton.worker.worker import Worker, make_device
 class Rank:
     place: Place
     worker: Worker
+
+    def compare(self, order: bytes) -> None:
+        """Raises IntegrityError, on all ranks, where one was told something else."""
+        rank = odd_one_out(zlib.crc32(order))
+        if rank is not None:
+            raise IntegrityError(f"rank {rank} was told another step than the others")
 
     def leave(self) -> None:
         """Say goodbye to the others, all at once."""

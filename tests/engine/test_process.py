@@ -141,6 +141,32 @@ def test_the_engine_is_killed_while_it_starts(phase, monkeypatch):
     run(main, 60)
 
 
+def test_an_engine_of_two_workers_lives_and_dies_with_them():
+    """The offline engine's answers; then one of the workers is killed while nothing is asked of
+    them, which everybody hears by name, and nothing is left."""
+    offline = make_llm(batch_invariant=True)
+    wanted = offline.generate(TEXTS[0], greedy(), use_tqdm=False)[0].outputs[0]
+    offline.close()
+
+    async def main() -> None:
+        llm = await AsyncLLM.start(args(tensor_parallel_size=2))
+        (output,), _ = await collect(llm, "a", greedy(), prompt=TEXTS[0])
+        assert (output.text, output.token_ids) == (wanted.text, wanted.token_ids)
+        pid = process_of(llm).pid
+        workers = [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        assert len(workers) == 2
+        os.kill(workers[1], signal.SIGKILL)
+        deadline = time.monotonic() + LIMIT
+        while llm.is_alive or not all(map(is_gone, (pid, *workers))):
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.02)
+        with pytest.raises(EngineDead, match=r"rank 1 .* was killed by SIGKILL"):
+            await collect(llm, "b", greedy(), prompt=TEXTS[0])
+        await llm.close()
+
+    run(main, 120)
+
+
 def test_an_engine_that_has_left_is_not_alive(saboteur):
     """Even while its last words are waited for."""
 

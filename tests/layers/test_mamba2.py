@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from runner.test_tensor_parallel import ThreadRank, plan_of, run_ranks
+from runner.test_tensor_parallel import plan_of
 from support.families import tiny_model
+from support.ranks import ThreadRank, run_ranks
 from support.tiny import checkpoint_of, make_config, make_device, prompts_of
 
 from pelton.attention.reference_backend import ReferenceBackend

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,6 +10,7 @@ import torch
 from support.codes import CODES
 from support.families import tiny_model
 from support.plain import greedy, plain_tokens
+from support.ranks import ThreadRank, run_ranks
 from support.tiny import checkpoint_of, make_config, make_device, prompts_of, tiny_llama
 
 from pelton.config.engine import EngineConfig
@@ -24,63 +22,6 @@ from pelton.layers.context import BuildContext, OneRank
 from pelton.models.decoder import Decoder
 from pelton.runner.assemble import assemble, attention_backend
 from pelton.worker.worker import load_model
-
-
-@dataclass
-class Group:
-    """What the ranks of a group share."""
-
-    size: int
-    barrier: threading.Barrier = field(init=False)
-    given: list[Any] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.barrier = threading.Barrier(self.size, timeout=60)
-        self.given = [None] * self.size
-
-
-@dataclass
-class ThreadRank:
-    """all_reduce by barrier: every rank adds all partial sums in the same order."""
-
-    rank: int
-    group: Group
-    inputs: list[torch.Tensor] = field(default_factory=list)
-    num_calls: int = 0
-
-    @property
-    def size(self) -> int:
-        return self.group.size
-
-    def all_reduce(self, tensor: torch.Tensor) -> None:
-        self.num_calls += 1
-        self.group.given[self.rank] = tensor.clone()
-        self.group.barrier.wait()
-        total = torch.stack(self.group.given).sum(0)
-        self.group.barrier.wait()
-        tensor.copy_(total)
-
-
-def run_ranks(size: int, work: Callable[[ThreadRank], Any]) -> list[Any]:
-    group = Group(size)
-    results: list[Any] = [None] * size
-
-    def run(rank: int) -> None:
-        try:
-            results[rank] = work(ThreadRank(rank, group))
-        except BaseException as error:
-            results[rank] = error
-            group.barrier.abort()
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
-    return results
 
 
 def build_rank(config: EngineConfig, rank: int, size: int) -> tuple[Decoder, Any]:
@@ -269,7 +210,7 @@ def test_a_lost_partial_sum_shows(size):
 
 
 def _skip(rank: ThreadRank) -> None:
-    rank.num_calls += 1
+    rank.calls.append(("skipped", ()))
 
 
 def test_ranks_that_cut_through_heads_are_refused():

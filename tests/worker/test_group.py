@@ -68,14 +68,17 @@ class GroupEngine(TinyEngine):
 
 @pytest.fixture(scope="module", params=LAYOUTS)
 def workers(request: Any) -> Iterator[WorkerGroup]:
-    """One pool for all tests of a layout: small, so that some of them preempt."""
-    workers = start(
-        LAYOUTS[request.param],
-        max_num_seqs=8,
-        num_blocks=40,
-        long_prefill_token_threshold=7,
-        enable_prompt_embeds=True,
-    )
+    """One pool for all tests of a layout: small, so that some of them preempt. The ranks compare
+    what they are told."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PELTON_CHECK_PLANS", "1")
+        workers = start(
+            LAYOUTS[request.param],
+            max_num_seqs=8,
+            num_blocks=40,
+            long_prefill_token_threshold=7,
+            enable_prompt_embeds=True,
+        )
     yield workers
     workers.close()
 
