@@ -20,6 +20,18 @@ from pelton.server.endpoint import Answer, Call, Endpoint, InFlight
 from pelton.server.errors import ApiError, as_api_error
 from pelton.server.keys import KeyGuard, open_to_all
 from pelton.server.openapi import Operation, openapi_document
+from pelton.server.pooling_protocol import (
+    ClassesList,
+    ClassifyBody,
+    EmbeddingBody,
+    EmbeddingList,
+    PooledList,
+    PoolingBody,
+    Ranking,
+    RerankBody,
+    ScoreBody,
+    ScoreList,
+)
 from pelton.server.protocol import (
     ChatBody,
     ChatChunk,
@@ -39,7 +51,7 @@ from pelton.server.protocol import (
 )
 from pelton.server.request_ids import HEADER, Named, id_of
 from pelton.server.root_path import UnderPrefix, path_of
-from pelton.server.routes import generation, models, page, status, tokens
+from pelton.server.routes import generation, models, page, pooling, status, tokens
 from pelton.server.state import ServerState
 from pelton.server.streaming import json_bytes
 
@@ -54,6 +66,7 @@ OPERATIONS = (
         answer=ChatCompletion,
         streams=ChatChunk,
         needs_key=True,
+        is_work=True,
     ),
     Operation(
         method="POST",
@@ -63,6 +76,56 @@ OPERATIONS = (
         answer=Completion,
         streams=Completion,
         needs_key=True,
+        is_work=True,
+    ),
+    Operation(
+        method="POST",
+        path="/v1/embeddings",
+        handler=pooling.embeddings,
+        body=EmbeddingBody,
+        answer=EmbeddingList,
+        needs_key=True,
+        is_work=True,
+    ),
+    Operation(
+        method="POST",
+        path="/pooling",
+        aliases=("/v1/pooling",),
+        handler=pooling.pooling,
+        body=PoolingBody,
+        answer=PooledList,
+        needs_key=True,
+        is_work=True,
+    ),
+    Operation(
+        method="POST",
+        path="/classify",
+        aliases=("/v1/classify",),
+        handler=pooling.classify,
+        body=ClassifyBody,
+        answer=ClassesList,
+        needs_key=True,
+        is_work=True,
+    ),
+    Operation(
+        method="POST",
+        path="/score",
+        aliases=("/v1/score",),
+        handler=pooling.score,
+        body=ScoreBody,
+        answer=ScoreList,
+        needs_key=True,
+        is_work=True,
+    ),
+    Operation(
+        method="POST",
+        path="/rerank",
+        aliases=("/v1/rerank", "/v2/rerank"),
+        handler=pooling.rerank,
+        body=RerankBody,
+        answer=Ranking,
+        needs_key=True,
+        is_work=True,
     ),
     Operation(
         method="GET",
@@ -117,15 +180,16 @@ def create_app(state: ServerState, keys: Sequence[str] = ()) -> ASGIApp:
     routes: list[BaseRoute] = [
         Route(
             # A model's name may hold slashes, as hub ids do.
-            operation.path.replace("{name}", "{name:path}"),
+            path.replace("{name}", "{name:path}"),
             Endpoint(
                 functools.partial(operation.handler, state),
                 guard=guard if operation.needs_key else open_to_all,
-                in_flight=state.in_flight if operation.streams else InFlight(),
+                in_flight=state.in_flight if operation.is_work else InFlight(),
             ),
             methods=[operation.method],
         )
         for operation in OPERATIONS
+        for path in (operation.path, *operation.aliases)
     ]
     document = json_bytes(openapi_document(OPERATIONS, root_path=state.args.root_path))
 

@@ -24,8 +24,9 @@ _ERRORS_OF_BODIES = (404, 408, 413, 415)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
     """An endpoint. body, answer: what it reads and writes, a type or another content type than
-    JSON. streams: whether it may answer with events instead, each of type `streams`. needs_key:
-    whether API keys guard it."""
+    JSON. aliases: other paths to it. streams: whether it may answer with events instead, each of
+    type `streams`. needs_key: whether API keys guard it. is_work: whether it is what the model is
+    there for, which is counted."""
 
     method: str
     path: str
@@ -34,6 +35,8 @@ class Operation:
     body: type[msgspec.Struct] | None = None
     streams: type[msgspec.Struct] | None = None
     needs_key: bool = False
+    is_work: bool = False
+    aliases: tuple[str, ...] = ()
 
 
 def openapi_document(operations: Sequence[Operation], *, root_path: str = "") -> dict[str, Any]:
@@ -126,6 +129,8 @@ def _operation(operation: Operation, references: dict[Any, Any]) -> dict[str, An
             },
         },
     }
+    if operation.aliases:
+        described["description"] = f"Also at {' and '.join(operation.aliases)}."
     if operation.body is not None:
         described["requestBody"] = {
             "required": True,

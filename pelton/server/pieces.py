@@ -13,7 +13,7 @@ Kind = TypeVar("Kind", bound=msgspec.Struct)
 PIECE = 256 * 1024
 """Bytes that are decoded at a time, about 1 ms."""
 
-_CUT_FIELDS = {"prompt": b'""', "messages": b"[{}]"}
+_CUT_FIELDS = {"prompt": b'""', "input": b'""', "messages": b"[{}]", "documents": b"[{}]"}
 """Those that are long because people write much, and what stands for them meanwhile."""
 _MAX_DEPTH = 5  # messages, one of them, its content, a part of that, its text
 _ENDS = (b'",', b"},", b"],")

@@ -49,6 +49,8 @@ class PromptReader:
         max_model_len: tokens that prompt and answer may have together.
         pool: threads for long work.
         trusts_templates: whether requests may bring chat templates.
+
+    max_characters: of a text.
     """
 
     def __init__(
@@ -67,7 +69,7 @@ class PromptReader:
         self._max_model_len = max_model_len
         self._pool = pool
         self._trusts_templates = trusts_templates
-        self._max_characters = max(_MAX_CHARACTERS, _MAX_PER_TOKEN * max_model_len)
+        self.max_characters = max(_MAX_CHARACTERS, _MAX_PER_TOKEN * max_model_len)
         width = max_bytes_per_token(tokenizer)
         # The tokenizer counts its vocabulary, 0.1 s, when it is asked first: not by a request.
         _ = tokenizer.vocab_size
@@ -84,7 +86,7 @@ class PromptReader:
     def _completion(self, body: CompletionBody) -> list[ReadyPrompt]:
         adds = True if body.add_special_tokens is None else body.add_special_tokens
         keep = self._kept(body)
-        prompts = _as_prompts(body.prompt)
+        prompts = as_prompts(body.prompt, "prompt", MAX_N)
         return [self._with_room(self._ready(prompt, adds, keep), body) for prompt in prompts]
 
     async def chat(self, body: ChatBody) -> ReadyPrompt:
@@ -176,9 +178,9 @@ class PromptReader:
         return self._encode(text, adds)
 
     def _encode(self, text: str, adds: bool) -> TokenIds:
-        if len(text) > self._max_characters:
+        if len(text) > self.max_characters:
             raise RequestError(
-                f"prompt may have {self._max_characters} characters, got {len(text)}.",
+                f"prompt may have {self.max_characters} characters, got {len(text)}.",
                 field="prompt",
             )
         return self.tokenizer.encode(text, add_special_tokens=adds)
@@ -239,19 +241,22 @@ class PromptReader:
             raise RequestError(str(error), field="chat_template") from None
 
 
-def _as_prompts(given: str | list[str | int | list[int]]) -> list[str | list[int]]:
+def as_prompts(
+    given: str | list[str | int | list[int]], name: str, most: int
+) -> list[str | list[int]]:
+    """A field's texts or lists of token ids, `most` at most. Raises RequestError under its name."""
     if isinstance(given, str):
         return [given]
     if not given:
-        raise RequestError("prompt must not be empty.", field="prompt")
+        raise RequestError(f"{name} must not be empty.", field=name)
     if all(type(item) is int for item in given):
         return [given]  # type: ignore[list-item]
-    if len(given) > MAX_N:
-        raise RequestError(f"prompt may hold {MAX_N} prompts, got {len(given)}.", field="prompt")
+    if len(given) > most:
+        raise RequestError(f"{name} may hold {most} prompts, got {len(given)}.", field=name)
     kind = type(given[0])
     if kind is int or any(type(item) is not kind for item in given):
         raise RequestError(
-            "prompt must be a string, token ids, or a list of one of these and not of both.",
-            field="prompt",
+            f"{name} must be a string, token ids, or a list of one of these and not of both.",
+            field=name,
         )
     return given  # type: ignore[return-value]

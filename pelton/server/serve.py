@@ -28,6 +28,7 @@ from pelton.server.connections import Server, server_of
 from pelton.server.keys import read_keys
 from pelton.server.listen import bound_socket, raise_file_limit, url_of
 from pelton.server.options import check_server
+from pelton.server.pooling import PoolingService
 from pelton.server.prompts import PromptReader
 from pelton.server.service import Service
 from pelton.server.state import ServerState, engine_numbers
@@ -100,16 +101,26 @@ def make_state(
         },
         prefix=args.metrics_prefix,
     )
+    service = Service(
+        engine,
+        reader,
+        names=names,
+        defaults=engine.default_sampling,
+        max_logprobs=config.max_logprobs,
+        max_answers=engine.max_answers,
+        generates=not config.pools,
+    )
+    pooling = PoolingService(
+        engine,
+        service.check_model,
+        name=names[0],
+        max_characters=reader.max_characters,
+        pool=pool,
+    )
     return ServerState(
         engine=engine,
-        service=Service(
-            engine,
-            reader,
-            names=names,
-            defaults=engine.default_sampling,
-            max_logprobs=config.max_logprobs,
-            max_answers=engine.max_answers,
-        ),
+        service=service,
+        pooling=pooling,
         reader=reader,
         metrics=metrics,
         args=args,

@@ -79,6 +79,7 @@ class Service:
         defaults: of sampling fields that requests leave out.
         max_logprobs: most alternatives to a token.
         max_answers: that the engine takes at once, running and waiting; None: any number.
+        generates: whether it yields tokens at all.
     """
 
     def __init__(
@@ -90,8 +91,10 @@ class Service:
         defaults: Mapping[str, Any],
         max_logprobs: int,
         max_answers: int | None = None,
+        generates: bool = True,
     ) -> None:
         self._engine = engine
+        self._generates = generates
         self._max_answers = max_answers
         self._reader = reader
         self._names = names
@@ -135,6 +138,12 @@ class Service:
 
     def _check(self, body: GenerationBody) -> None:
         self.check_model(body.model)
+        if not self._generates:
+            raise ApiError(
+                400,
+                "This server pools, and generates nothing: it answers at /v1/embeddings, /pooling, "
+                "/classify, /score and /rerank.",
+            )
         refuse_unsupported(body)
 
     def _check_answers(self, n: int, num_prompts: int) -> None:

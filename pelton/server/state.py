@@ -11,6 +11,7 @@ from pelton.engine.async_llm import AsyncLLM, EngineStats
 from pelton.metrics.prometheus import EngineNumbers, ServerMetrics
 from pelton.server.endpoint import InFlight
 from pelton.server.errors import unavailable
+from pelton.server.pooling import PoolingService
 from pelton.server.prompts import PromptReader
 from pelton.server.service import Service
 
@@ -24,6 +25,7 @@ class ServerState:
 
     engine: AsyncLLM
     service: Service
+    pooling: PoolingService
     reader: PromptReader
     metrics: ServerMetrics
     args: ServerArgs

@@ -160,11 +160,14 @@ class RequestWatch(Watch):
         shown = "" if self._shown_id is None else f" ({logged(self._shown_id)})"
         line = f"{self._id}{shown} {self._what}: {', '.join(parts)}"
         if self._logs_prompts:
-            line += "".join(f"\n  prompt: {_shown(prompt)}" for prompt in self._prompts)
+            lines = [prompt_line(one.text, one.token_ids.tolist()) for one in self._prompts]
+            line += "".join(f"\n  prompt: {shown}" for shown in lines)
         return line
 
 
-def _shown(prompt: ReadyPrompt) -> str:
-    if prompt.text is None:
-        return f"token ids {prompt.token_ids[:_MAX_SHOWN].tolist()}"
-    return repr(prompt.text[:_MAX_SHOWN])
+def prompt_line(text: str | None, token_ids: Sequence[int]) -> str:
+    """A prompt as a log has it: its text, or its token ids where there is none; not all of a long
+    one."""
+    if text is None:
+        return f"token ids {list(token_ids[:_MAX_SHOWN])}"
+    return repr(text[:_MAX_SHOWN])

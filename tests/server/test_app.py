@@ -888,7 +888,9 @@ def test_openapi_tells_the_truth_about_fields() -> None:
             assert chat["required"] == ["messages"]
             assert httpx.URL("/v1/models/{name}").path in document["paths"]
             assert json.dumps(document)
-            for name in ("ChatBody", "CompletionBody", "TokenizeBody", "StreamOptions"):
+            names = ["ChatBody", "CompletionBody", "TokenizeBody", "StreamOptions"]
+            names += ["EmbeddingBody", "PoolingBody", "ClassifyBody", "ScoreBody", "RerankBody"]
+            for name in names:
                 for field, schema in document["components"]["schemas"][name]["properties"].items():
                     assert schema.get("description"), f"{name} says nothing of {field}"
             completion = document["components"]["schemas"]["CompletionBody"]["properties"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 from support.families import tiny_model
+from support.folders import new_folder
+from support.texts import byte_backend
 
 # transformers' class, by what the checkpoint ends in.
 ENDINGS = {
@@ -23,7 +26,6 @@ ENDINGS = {
 def tiny_pooled(family: str, ending: str = "embed", **overrides: Any) -> Path:
     """A folder with `family`'s tiny random model that ends in hidden states or a classifier."""
     import transformers
-    from support.folders import new_folder
 
     base = tiny_model(family)
     torch.manual_seed(1)
@@ -34,6 +36,15 @@ def tiny_pooled(family: str, ending: str = "embed", **overrides: Any) -> Path:
     folder = new_folder("pooled")
     model.save_pretrained(folder)
     return folder
+
+
+@functools.cache
+def with_byte_tokens(folder: Path) -> Path:
+    """A copy of a model that has a tokenizer, whose tokens are bytes."""
+    copy = new_folder("pooled") / "tiny-pooled"
+    shutil.copytree(folder, copy)
+    byte_backend().save(str(copy / "tokenizer.json"))
+    return copy
 
 
 @functools.cache
