@@ -79,12 +79,15 @@ def _named(headers: Iterable[tuple[bytes, bytes]]) -> RequestId:
 
 def _checked(given: str, name: str) -> str:
     """A client's name of its request; it goes into headers and logs. Raises RequestError."""
+    shown = repr(given) if len(given) <= MAX_ID_LENGTH else f"{len(given)} characters"
     if not given or len(given) > MAX_ID_LENGTH or not (given.isascii() and given.isprintable()):
-        shown = repr(given) if len(given) <= MAX_ID_LENGTH else f"{len(given)} characters"
         raise RequestError(
             f"{name} must have 1 to {MAX_ID_LENGTH} printable ASCII characters, got {shown}.",
             field=name,
         )
+    if given != given.strip():
+        # No header's value may, and every answer has one of this name.
+        raise RequestError(f"{name} must not begin or end with a space, got {shown}.", field=name)
     return given
 
 

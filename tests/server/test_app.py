@@ -778,6 +778,17 @@ def test_prompt_and_answer_must_fit_the_context(stream: bool) -> None:
     run(main)
 
 
+@pytest.mark.parametrize("given", [" ", " a", "a "])
+def test_a_request_id_of_a_body_that_no_header_holds(given: str) -> None:
+    async def main() -> None:
+        async with served(scripted_llm()) as server:
+            answer = await server.post(COMPLETIONS, {"prompt": "x", "request_id": given})
+            assert answer.status_code == 400
+            assert answer.json()["error"]["param"] == "request_id"
+
+    run(main)
+
+
 def test_a_request_id_cannot_pass_for_more_of_a_log_line(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         async with served(scripted_llm()) as server:
