@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 
 from pelton.device.native.library import library
+from pelton.device.native.memory import large_memory
 from pelton.device.native.tape import NativeTape
 from pelton.device.staging import HostMemory, UsesHostMemory
 from pelton.device.tape import Recorder
@@ -24,6 +26,7 @@ class PassedEvent:
 
 
 _PASSED = PassedEvent()
+_LARGE_BYTES = 2 * 1024 * 1024
 
 
 class CPUDevice(UsesHostMemory):
@@ -46,7 +49,10 @@ class CPUDevice(UsesHostMemory):
         return torch.zeros(shape, dtype=dtype)
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype)
+        num_bytes = math.prod(shape) * dtype.itemsize
+        if num_bytes < _LARGE_BYTES:
+            return torch.empty(shape, dtype=dtype)
+        return large_memory(num_bytes).view(dtype).view(shape)
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype)

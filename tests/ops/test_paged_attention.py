@@ -564,6 +564,29 @@ def test_short_rows_in_bfloat16(heads, head_dim, block_size, window, options):
 
 
 @needs_library
+@pytest.mark.parametrize("window", [None, 90])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_short_rows_token_does_not_see_its_neighbours(dtype, window):
+    """The same bits where a thread takes one head of a row and where it takes all, asking for the
+    next row's keys meanwhile; rows of one chunk of keys and of two."""
+    found, before = library(), torch.get_num_threads()
+    assert found is not None
+    generator = torch.Generator().manual_seed(22)
+    signature = signature_of((9, 3), 64, dtype, window)
+    lens = [1, 15, 16, 17, 700, 64, 65, 130, 513, *range(3, 90, 4), 40]
+    rows = [random_row(generator, 1, n, (9, 3), 64, dtype) for n in lens]
+    try:
+        found.set_num_threads(1)
+        alone = [Batch([row], signature, math.nan, block_size=16).run("native") for row in rows]
+        for count in (1, 2, 3, 40):
+            found.set_num_threads(count)
+            together = Batch(rows, signature, math.nan, block_size=16, seed=3).run("native")
+            assert torch.equal(together, torch.cat(alone))
+    finally:
+        found.set_num_threads(before)
+
+
+@needs_library
 @pytest.mark.parametrize("window", [None, 150])
 @pytest.mark.parametrize("codes", [None, torch.int8])
 def test_a_long_rows_token_does_not_see_its_neighbours(codes, window):

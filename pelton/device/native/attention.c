@@ -4,7 +4,12 @@
    A tile is a few query tokens of a row, with the query heads of one key head: TILE_QUERIES in all or
    one token. It passes over its keys in tiles of 64: keys are turned, so that lanes are keys, and
    values stay as they are, so that lanes are dimensions; both become float32 in memory that stays in
-   the cache, and from there every query head of the tile reads them.
+   the cache, and from there every query head of the tile reads them. Up to four queries in bfloat16 go
+   to AMX tiles instead (four.h), where the CPU has them.
+
+   Few queries cost less than their keys' way from memory. So where there are rows enough, a thread
+   takes all heads of a row, whose keys are one stream then, and asks for the next row's while it
+   attends to this one's.
 
    Key tiles begin at multiples of 64 and chunks of them at multiples of KEY_CHUNK. A chunk's softmax
    starts anew, and chunks are merged in order, whoever computed them: so a token's result depends
@@ -20,8 +25,10 @@
 
 #include "attention.h"
 #include "element.h"
+#include "four.h"
 #include "pool.h"
 #include "prefill.h"
+#include "softmax.h"
 #include "vec.h"
 
 #define KEY_TILE 64
@@ -34,8 +41,6 @@
 #else
 #define WIDTH 1
 #endif
-/* The top of a softmax that has seen nothing: finite, so that no difference is NaN. */
-#define NOTHING (-1e30f)
 
 /* Tokens first..first + count of a row, and the chunks of keys that one part computes. */
 typedef struct {
@@ -45,13 +50,15 @@ typedef struct {
 typedef struct {
     attention_args a;
     int64_t group, dim_pad, num_queries; /* of a tile at most, in heads */
+    int is_by_row;                       /* a part takes all heads of a tile, else one */
+    int64_t heads_at_once;
     tile *tiles;
     int64_t num_tiles;
     int64_t num_whole; /* tiles before their keys were split; what merges reads runs of tiles */
     int64_t *whole;    /* [num_whole + 1]: first tile of each, or NULL where none was split */
     char *states;      /* [num_tiles, Hk], where tiles are split */
     int64_t state_floats, part_floats;
-    float *parts;
+    float *parts; /* each of part_floats, and four_memory at its begin */
     _Atomic int64_t next;
 } job;
 
@@ -66,12 +73,6 @@ typedef struct {
     v16f *total; /* [num_queries], to be summed over the lanes */
     float *sums; /* [num_queries, dim_pad] */
 } state;
-
-static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-static inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
-static inline int64_t round_up(int64_t value, int64_t unit) {
-    return (value + unit - 1) / unit * unit;
-}
 
 static inline float max_of_lanes(v16f value) {
 #ifdef __AVX512F__
@@ -380,14 +381,29 @@ static void sum_few(const job *j, const float *weights, int64_t count, int64_t f
 
 /* ---- tiles ---- */
 
+/* The keys of a chunk that the tokens of a tile see together: *start..*end. */
+static inline void chunk_keys(const job *j, const tile *t, int64_t chunk, int64_t *start,
+                              int64_t *end) {
+    keys_seen(&j->a, t->row, t->first, t->first + t->count, start, end);
+    *start = most(*start, chunk * KEY_CHUNK);
+    *end = least(*end, (chunk + 1) * KEY_CHUNK);
+}
+
 typedef struct {
     float *query, *turned, *values, *scores;
     state chunk, whole;
+#ifdef __AMX_BF16__
+    four_memory *four;
+#endif
 } memory;
 
 static memory memory_of(const job *j, int part) {
     float *at = j->parts + part * j->part_floats;
     memory m;
+#ifdef __AMX_BF16__
+    m.four = (four_memory *)at;
+    at += sizeof *m.four / sizeof *at;
+#endif
     m.query = at;
     m.turned = m.query + j->num_queries * j->dim_pad;
     m.values = m.turned + KEY_TILE * j->dim_pad;
@@ -395,6 +411,11 @@ static memory memory_of(const job *j, int part) {
     m.chunk = state_at(j, m.scores + j->num_queries * KEY_TILE);
     m.whole = state_at(j, m.scores + j->num_queries * KEY_TILE + j->state_floats);
     return m;
+}
+
+/* Of head i of those that a part takes at once. */
+static inline state whole_state(const job *j, memory m, int64_t i) {
+    return state_at(j, m.whole.top + i * j->state_floats);
 }
 
 /* Of keys first..last of a tile, by way of memory; their values come along. */
@@ -435,9 +456,7 @@ static void attend_chunk(const job *j, const tile *t, int64_t head, int64_t chun
     size_t to_value = (size_t)j->a.num_kv_heads * head_bytes;
     scales of_codes, *tile_scales = are_codes(kind) ? &of_codes : NULL;
     clear(j, s, num_queries);
-    keys_seen(&j->a, t->row, t->first, t->first + t->count, &start, &end);
-    start = most(start, chunk * KEY_CHUNK);
-    end = least(end, (chunk + 1) * KEY_CHUNK);
+    chunk_keys(j, t, chunk, &start, &end);
     for (int64_t base = start / KEY_TILE * KEY_TILE; base < end; base += KEY_TILE) {
         int64_t first = most(start - base, 0), last = least(end - base, KEY_TILE);
         const void *keys[KEY_TILE];
@@ -484,6 +503,110 @@ static void attend_chunk(const job *j, const tile *t, int64_t head, int64_t chun
     }
 }
 
+#ifdef __AMX_BF16__
+/* Keys key..end of a row that come next, with their values: `share` of them are asked for at a time. */
+typedef struct {
+    int64_t row, key, end, share, head, num_heads;
+} ahead;
+
+static inline void fetch(const job *j, ahead *next) {
+    int64_t head_bytes = j->a.head_dim * (int64_t)sizeof(bf16);
+    int64_t to_value = j->a.num_kv_heads * head_bytes, width = next->num_heads * head_bytes;
+    int64_t end = least(next->end, next->key + next->share), together, stride;
+    while (next->key < end) {
+        const char *from = key_at(&j->a, next->row, next->key, &together, &stride);
+        int64_t stop = next->key + least(end - next->key, together);
+        from += next->head * head_bytes;
+        /* In the order of addresses, which the hardware follows, further ahead. */
+        for (; next->key < stop; next->key++, from += stride) {
+            for (int64_t byte = 0; byte < width; byte += 64)
+                __builtin_prefetch(from + byte, 0, 2);
+            for (int64_t byte = 0; byte < width; byte += 64)
+                __builtin_prefetch(from + to_value + byte, 0, 2);
+        }
+    }
+}
+
+static inline int are_four(const job *j, int64_t num_queries) {
+    return j->a.use_amx && j->a.dtype == IS_BF16 && j->a.kv_kind == IS_BF16 &&
+           num_queries <= FOUR_QUERIES && j->a.head_dim % 32 == 0 && j->a.head_dim <= FOUR_DIMS &&
+           (!j->a.block_table || j->a.block_size % 16 == 0);
+}
+
+/* Keys first..last of a group of 16 and their values, copied to where nothing lies beside them. */
+static four_keys copied(const job *j, four_keys group, int64_t first, int64_t last,
+                        bf16 (*to)[16 * FOUR_DIMS]) {
+    size_t bytes = (size_t)j->a.head_dim * sizeof(bf16);
+    memset(to[0], 0, 16 * bytes), memset(to[1], 0, 16 * bytes);
+    for (int64_t key = first; key < last; key++) {
+        memcpy(to[0] + key * j->a.head_dim, group.keys + (size_t)key * group.stride, bytes);
+        memcpy(to[1] + key * j->a.head_dim, group.values + (size_t)key * group.stride, bytes);
+    }
+    return (four_keys){(char *)to[0], (char *)to[1], bytes};
+}
+
+/* Step i of a chunk's keys start..end, of which the first step begins at `begin`. */
+static inline four_step step_of(const four_keys *groups, int64_t begin, int64_t start, int64_t end,
+                                int64_t i) {
+    int64_t base = begin + i * FOUR_KEYS;
+    return (four_step){groups + i * FOUR_GROUPS, (int)(most(start - base, 0) / 16),
+                       (int)((least(end - base, FOUR_KEYS) + 15) / 16)};
+}
+
+static void attend_four(const job *j, const tile *t, int64_t head, int64_t chunk, four_memory *f,
+                        ahead *next, state s) {
+    int64_t count = t->count * j->group, start, end, from[FOUR_QUERIES], to[FOUR_QUERIES];
+    size_t to_value = (size_t)(j->a.num_kv_heads * j->a.head_dim) * sizeof(bf16);
+    four_keys groups[KEY_CHUNK / 16];
+    clear(j, s, count);
+    chunk_keys(j, t, chunk, &start, &end);
+    if (start >= end)
+        return;
+    int64_t begin = start / FOUR_KEYS * FOUR_KEYS, num_steps = (end - begin + FOUR_KEYS - 1) / FOUR_KEYS;
+    for (int64_t key = start / 16 * 16; key < end; key += 16) {
+        four_keys *group = groups + (key - begin) / 16;
+        int64_t together, stride;
+        group->keys = key_at(&j->a, t->row, key, &together, &stride);
+        group->keys += (size_t)(head * j->a.head_dim) * sizeof(bf16);
+        group->values = group->keys + to_value;
+        group->stride = (size_t)stride;
+        if (key < start || key + 16 > end)
+            *group = copied(j, *group, most(start - key, 0), least(end - key, 16), f->edges[key < start]);
+    }
+    for (int64_t q = 0; q < count; q++)
+        keys_seen(&j->a, t->row, t->first + q / j->group, t->first + q / j->group + 1, from + q, to + q);
+    /* In turn i: scores of step i, weights of i - 1, sums of i - 2, which i + 1 adds up. */
+    for (int64_t i = 0; i < num_steps + 3; i++) {
+        if (i < num_steps)
+            score_four(step_of(groups, begin, start, end, i), j->a.head_dim, f, f->scores[i % 2]);
+        fetch(j, next);
+        if (i >= 3)
+            add_four(count, j->a.head_dim, f, f->kept[(i - 3) % 2], s.sums, j->dim_pad);
+        if (i >= 1 && i <= num_steps) {
+            four_step step = step_of(groups, begin, start, end, i - 1);
+            int64_t base = begin + (i - 1) * FOUR_KEYS, first[FOUR_QUERIES], last[FOUR_QUERIES];
+            for (int64_t q = 0; q < count; q++)
+                first[q] = from[q] - base, last[q] = to[q] - base;
+#define CALL(n) \
+    case n: \
+        weigh_four(n, step, f->scores[(i - 1) % 2], j->a.scale, j->a.softcap, first, last, s.top, \
+                   s.total, f->weights[(i - 1) % 2], f->kept[(i - 1) % 2]); \
+        break;
+            switch (count) { CALL(1) CALL(2) CALL(3) CALL(4) }
+#undef CALL
+        }
+        fetch(j, next);
+        if (i >= 2 && i < num_steps + 2)
+            value_four(step_of(groups, begin, start, end, i - 2), j->a.head_dim, f->weights[(i - 2) % 2],
+                       f);
+        fetch(j, next);
+    }
+    for (int64_t q = 0; q < count; q++)
+        if (s.top[q] != NOTHING)
+            s.top[q] *= LN_2; /* as the others have it */
+}
+#endif
+
 static __attribute__((noinline)) void merge(const job *j, state into, state from,
                                             int64_t num_queries) {
     for (int64_t m = 0; m < num_queries; m++) {
@@ -526,35 +649,131 @@ static state split_state(const job *j, int64_t index, int64_t head) {
     return state_at(j, (float *)j->states + place);
 }
 
+/* The queries of a tile and one key head, times scale. */
+static void widen_queries(const job *j, const tile *t, int64_t head, float *query) {
+    size_t element = element_bytes(j->a.dtype);
+    int64_t token = j->a.query_start_loc[t->row] + t->first;
+    for (int64_t i = 0; i < t->count * j->group; i++) {
+        int64_t place = (token + i / j->group) * j->a.query_stride +
+                        (head * j->group + i % j->group) * j->a.head_dim;
+        widen(j, j->a.dtype, (const char *)j->a.query + (size_t)place * element, j->a.scale,
+              query + i * j->dim_pad);
+    }
+}
+
+#ifdef __AMX_BF16__
+static void pack_queries(const job *j, const tile *t, int64_t head, four_memory *f) {
+    const bf16 *queries[FOUR_QUERIES];
+    int64_t token = j->a.query_start_loc[t->row] + t->first;
+    for (int64_t i = 0; i < t->count * j->group; i++)
+        queries[i] = (const bf16 *)j->a.query + (token + i / j->group) * j->a.query_stride +
+                     (head * j->group + i % j->group) * j->a.head_dim;
+    pack_four(queries, t->count * j->group, j->a.head_dim, f);
+}
+#endif
+
+/* What a part computes at a time: some heads of a tile. The last tile of a prompt has the most keys:
+   it comes first. */
+typedef struct {
+    int64_t index, head;
+    const tile *tile;
+} item;
+
+static inline item item_of(const job *j, int64_t number) {
+    int64_t heads = j->a.num_kv_heads / j->heads_at_once;
+    int64_t index = j->num_tiles - 1 - number / heads;
+    return (item){index, number % heads * j->heads_at_once, j->tiles + index};
+}
+
+#ifdef __AMX_BF16__
+/* What to ask for while a part attends to a chunk: where it takes one head, what comes soon; where it
+   takes all, what it reads after this chunk, of `then` if that is another tile (NULL: nobody knows). */
+static ahead ahead_of(const job *j, const item *now, int64_t chunk, const item *then) {
+    const tile *t = now->tile;
+    ahead next = {.head = now->head, .num_heads = j->heads_at_once};
+    int64_t start, end;
+    chunk_keys(j, t, chunk, &start, &end);
+    if (!j->is_by_row) {
+        next.row = t->row;
+        next.key = start, next.end = end, next.share = 2 * FOUR_KEYS;
+        fetch(j, &next);
+        next.share = FOUR_KEYS / 3 + 1;
+        return next;
+    }
+    int64_t turns = 3 * ((end - start) / FOUR_KEYS + 3) * j->heads_at_once;
+    if (++chunk == t->last_chunk) {
+        if (!then)
+            return next;
+        t = then->tile, chunk = t->first_chunk;
+    }
+    next.row = t->row;
+    chunk_keys(j, t, chunk, &next.key, &next.end);
+    next.share = (next.end - next.key + turns - 1) / turns;
+    return next;
+}
+#endif
+
+static void attend_heads(const job *j, const item *now, const item *then, memory m) {
+    const tile *t = now->tile;
+    int64_t num_queries = t->count * j->group;
+    for (int64_t i = 0; i < j->heads_at_once; i++)
+        if (!j->whole)
+            begin(j, t, now->head + i, whole_state(j, m, i));
+    for (int64_t chunk = t->first_chunk; chunk < t->last_chunk; chunk++) {
+#ifdef __AMX_BF16__
+        ahead next = {0};
+        if (are_four(j, num_queries))
+            next = ahead_of(j, now, chunk, then);
+#else
+        (void)then;
+#endif
+        for (int64_t i = 0; i < j->heads_at_once; i++) {
+            int64_t head = now->head + i;
+            state s = j->whole ? split_state(j, now->index, head) : m.chunk;
+#ifdef __AMX_BF16__
+            if (are_four(j, num_queries)) {
+                pack_queries(j, t, head, m.four);
+                attend_four(j, t, head, chunk, m.four, &next, s);
+            } else
+#endif
+            {
+                widen_queries(j, t, head, m.query);
+                attend_chunk(j, t, head, chunk, m, s);
+            }
+            if (!j->whole)
+                merge(j, whole_state(j, m, i), s, num_queries);
+        }
+    }
+    for (int64_t i = 0; i < j->heads_at_once; i++)
+        if (!j->whole)
+            finish(j, t, now->head + i, whole_state(j, m, i));
+}
+
 static void attend_part(void *argument, int part, int parts) {
     job *j = argument;
     (void)parts;
     memory m = memory_of(j, part);
-    size_t element = element_bytes(j->a.dtype);
-    int64_t item, num_items = j->num_tiles * j->a.num_kv_heads;
-    while ((item = atomic_fetch_add(&j->next, 1)) < num_items) {
-        /* The last tile of a prompt has the most keys: it comes first. */
-        int64_t index = j->num_tiles - 1 - item / j->a.num_kv_heads;
-        int64_t head = item % j->a.num_kv_heads;
-        const tile *t = j->tiles + index;
-        int64_t token = j->a.query_start_loc[t->row] + t->first;
-        for (int64_t i = 0; i < t->count * j->group; i++) {
-            int64_t place = (token + i / j->group) * j->a.query_stride +
-                            (head * j->group + i % j->group) * j->a.head_dim;
-            widen(j, j->a.dtype, (const char *)j->a.query + (size_t)place * element, j->a.scale,
-                  m.query + i * j->dim_pad);
-        }
-        if (j->whole) {
-            attend_chunk(j, t, head, t->first_chunk, m, split_state(j, index, head));
-            continue;
-        }
-        begin(j, t, head, m.whole);
-        for (int64_t chunk = t->first_chunk; chunk < t->last_chunk; chunk++) {
-            attend_chunk(j, t, head, chunk, m, m.chunk);
-            merge(j, m.whole, m.chunk, t->count * j->group);
-        }
-        finish(j, t, head, m.whole);
+    int64_t num_items = j->num_tiles * (j->a.num_kv_heads / j->heads_at_once);
+#ifdef __AMX_BF16__
+    if (j->a.use_amx)
+        configure_four();
+#endif
+    int64_t number = atomic_fetch_add(&j->next, 1);
+    while (number < num_items) {
+        item now = item_of(j, number), then;
+        if (j->is_by_row)
+            number = atomic_fetch_add(&j->next, 1);
+        int is_known = j->is_by_row && number < num_items;
+        if (is_known)
+            then = item_of(j, number);
+        attend_heads(j, &now, is_known ? &then : NULL, m);
+        if (!j->is_by_row)
+            number = atomic_fetch_add(&j->next, 1);
     }
+#ifdef __AMX_BF16__
+    if (j->a.use_amx)
+        _tile_release();
+#endif
 }
 
 static void merge_part(void *argument, int part, int parts) {
@@ -574,9 +793,10 @@ static void merge_part(void *argument, int part, int parts) {
 }
 
 /* The tiles of a batch, keys not split, into `tiles` unless that is NULL. Returns how many. */
-static int64_t list_tiles(const job *j, tile *tiles, int64_t tokens_per_tile, int64_t *num_chunks) {
+static int64_t list_tiles(const job *j, tile *tiles, int64_t tokens_per_tile, int64_t *num_chunks,
+                          int64_t *most_chunks) {
     int64_t count = 0;
-    *num_chunks = 0;
+    *num_chunks = *most_chunks = 0;
     for (int64_t row = 0; row < j->a.num_rows; row++) {
         int64_t length = j->a.query_start_loc[row + 1] - j->a.query_start_loc[row];
         if (pelton_prefill_takes(&j->a, length))
@@ -588,6 +808,7 @@ static int64_t list_tiles(const job *j, tile *tiles, int64_t tokens_per_tile, in
             t.first_chunk = start / KEY_CHUNK;
             t.last_chunk = (end + KEY_CHUNK - 1) / KEY_CHUNK;
             *num_chunks += most(t.last_chunk - t.first_chunk, 1);
+            *most_chunks = most(*most_chunks, t.last_chunk - t.first_chunk);
             if (tiles)
                 tiles[count] = t;
         }
@@ -597,7 +818,7 @@ static int64_t list_tiles(const job *j, tile *tiles, int64_t tokens_per_tile, in
 
 static int run(const attention_args *args) {
     job j = {.a = *args};
-    int64_t parts = pelton_num_threads(), num_chunks;
+    int64_t parts = pelton_num_threads(), num_chunks, most_chunks;
     size_t element = element_bytes(j.a.dtype);
     j.group = j.a.num_heads / j.a.num_kv_heads;
     j.dim_pad = round_up(j.a.head_dim, LANES);
@@ -605,9 +826,15 @@ static int run(const attention_args *args) {
     j.num_queries = tokens_per_tile * j.group;
     j.state_floats = round_up(j.num_queries, LANES) + j.num_queries * (LANES + j.dim_pad);
     j.part_floats = j.num_queries * (j.dim_pad + KEY_TILE) + 2 * KEY_TILE * j.dim_pad +
-                    2 * j.state_floats;
-    j.num_tiles = j.num_whole = list_tiles(&j, NULL, tokens_per_tile, &num_chunks);
+                    (1 + j.a.num_kv_heads) * j.state_floats;
+#ifdef __AMX_BF16__
+    j.part_floats += (int64_t)(sizeof(four_memory) / sizeof(float));
+#endif
+    j.part_floats = round_up(j.part_floats, LANES);
+    j.num_tiles = j.num_whole = list_tiles(&j, NULL, tokens_per_tile, &num_chunks, &most_chunks);
     int is_split = j.num_tiles * j.a.num_kv_heads < 4 * parts && parts > 1 && num_chunks > j.num_tiles;
+    j.is_by_row = j.num_tiles >= 8 * parts && num_chunks >= 8 * parts * most_chunks;
+    j.heads_at_once = j.is_by_row ? j.a.num_kv_heads : 1;
     int64_t part_bytes = parts * j.part_floats * (int64_t)sizeof(float);
     int64_t state_bytes =
         is_split ? num_chunks * j.a.num_kv_heads * j.state_floats * (int64_t)sizeof(float) : 0;
@@ -619,7 +846,7 @@ static int run(const attention_args *args) {
     j.parts = (float *)at;
     j.states = at + part_bytes;
     j.tiles = (tile *)(j.states + state_bytes);
-    list_tiles(&j, j.tiles, tokens_per_tile, &num_chunks);
+    list_tiles(&j, j.tiles, tokens_per_tile, &num_chunks, &most_chunks);
     if (is_split) {
         tile *pieces = j.tiles + j.num_tiles;
         j.whole = (int64_t *)(pieces + num_chunks);

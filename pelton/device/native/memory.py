@@ -1,4 +1,5 @@
-"""Memory for weights that kernels stream: one behind the other, in huge pages where there are any.
+"""Memory that kernels stream, in huge pages where there are any: weights one behind the other, and
+keys and values.
 
 A step reads all weights once. With pages of 4 KB each of them costs a walk through the tables of
 pages (two, nested, in a virtual machine), which took a tenth to a sixth of a step.
@@ -29,7 +30,7 @@ class _Chunks:
         padded = -(-num_bytes // _LINE_BYTES) * _LINE_BYTES
         with self._lock:
             if len(self._left) < padded:
-                self._left = _mapped(max(_CHUNK_BYTES, padded))
+                self._left = large_memory(max(_CHUNK_BYTES, padded))
             piece, self._left = self._left[:num_bytes], self._left[padded:]
         return piece
 
@@ -43,8 +44,9 @@ def weight_memory(num_bytes: int) -> torch.Tensor:
     return _chunks.take(num_bytes)
 
 
-def _mapped(num_bytes: int) -> torch.Tensor:
-    """From a multiple of huge pages on."""
+def large_memory(num_bytes: int) -> torch.Tensor:
+    """uint8 [num_bytes] of zeros, a mapping of its own that begins at a huge page. What nobody
+    writes to takes no memory."""
     memory = mmap.mmap(-1, num_bytes + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(AttributeError, OSError):  # another system, or a kernel without
         memory.madvise(mmap.MADV_HUGEPAGE)

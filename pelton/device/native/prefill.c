@@ -38,16 +38,13 @@ int pelton_prefill(const attention_args *args) {
 #include <stddef.h>
 
 #include "pool.h"
+#include "softmax.h"
 #include "tiles.h"
 #include "vec.h"
 
 #define STEP 128
 #define BLOCK 32 /* queries whose scores are held at a time */
 #define PIECE_QUERIES 256
-#define LOG2_E 1.44269504088896341f
-#define LN_2 0.69314718055994531f
-/* The top of a softmax that has seen nothing: finite, so that no difference is NaN. */
-#define NOTHING (-1e30f)
 /* Shorter rows fill too little of a tile, or pack keys for too few queries. */
 #define MIN_QUERIES 24
 
@@ -77,12 +74,6 @@ typedef struct {
     float *top;    /* [num_queries] */
     float *scales; /* of codes: [2][STEP], the step's keys' and values' */
 } memory;
-
-static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-static inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
-static inline int64_t round_up(int64_t value, int64_t unit) {
-    return (value + unit - 1) / unit * unit;
-}
 
 /* Where a part's memory lies; with `at` NULL, how many bytes it takes. */
 static int64_t lay_out(const job *j, char *at, memory *m) {
@@ -297,30 +288,9 @@ static void pack_queries(const job *j, const piece *p, int64_t head, bf16 *to) {
 
 /* ---- softmax ---- */
 
-/* 2^x, off by 3e-6 of it at most, which bfloat16 does not see: 2^round(x) times a polynomial. */
-static inline __m512 power_of_2(__m512 x) {
-    __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    __m512 r = _mm512_sub_ps(x, whole);
-    __m512 p = _mm512_set1_ps(9.58285e-3f);
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(5.590642e-2f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(2.4024099e-1f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(6.9312419e-1f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
-    return _mm512_scalef_ps(p, whole);
-}
-
-/* Which of the 16 keys from `key` on lie in from..to. */
-static inline __mmask16 seen(int64_t key, int64_t from, int64_t to) {
-    int64_t first = least(most(from - key, 0), 16), last = least(most(to - key, 0), 16);
-    return (__mmask16)(((1u << last) - 1) & ~((1u << first) - 1));
-}
-
 static __attribute__((noinline)) void cap(const job *j, float *scores, int64_t lo, int64_t hi) {
-    float c = j->a.softcap;
-    for (int64_t key = lo; key < hi; key += LANES) {
-        v16f twice = load_f32(scores + key) * (2.0f * j->a.scale / c);
-        store_f32(scores + key, c * (1.0f - 2.0f / (exp_v16(twice) + 1.0f)));
-    }
+    for (int64_t key = lo; key < hi; key += LANES)
+        store_f32(scores + key, capped(load_f32(scores + key), j->a.scale, j->a.softcap));
 }
 
 /* One query's scores of keys lo..hi of a step become weights; it sees from..to of them. What it has
