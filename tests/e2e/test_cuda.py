@@ -188,6 +188,29 @@ def test_preempted_requests_go_to_pinned_memory_and_back(depth):
     assert stats.num_recomputed_tokens == 0
 
 
+@pytest.mark.parametrize("mode", STAGING_MODES)
+def test_memory_that_the_gpu_reads_late_is_not_rewritten(mode):
+    """Case 1: rows come and leave at every step, and the GPU is 5 ms behind before each of them, so
+    the next steps are staged while it has not read this one's words."""
+    engine = TinyEngine(tiny_llama(), device=f"cuda/{mode}", max_steps_in_flight=3)
+    device, execute = engine.device, engine.worker.execute
+
+    def behind_a_sleeper(plan: StepPlan) -> Any:
+        device.launch(torch.cuda._sleep, 10_000_000)
+        return execute(plan)
+
+    engine.worker.execute = behind_a_sleeper  # type: ignore[method-assign]
+    prompts = prompts_of([3, 17, 9, 30, 1, 22, 16, 5], seed=9)
+    expected = {}
+    for index, prompt in enumerate(prompts):
+        max_tokens = 4 + index % 5
+        params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+        expected[engine.add(prompt, params)] = oracle_greedy(tiny_llama(), prompt, max_tokens)
+        engine.step()
+    outcomes = engine.run()
+    assert {name: outcomes[name].token_ids for name in expected} == expected
+
+
 @pytest.mark.parametrize("cold", [False, True], ids=["device", "cold"])
 @pytest.mark.parametrize("mode", STAGING_MODES)
 def test_the_ways_of_staging_give_the_same_tokens(mode, cold, monkeypatch):
