@@ -23,6 +23,8 @@ _ROUNDS = 5
 # Within a core's cache, the last level's share, the embedded model in bfloat16, far beyond.
 _READ_MIB = (1, 8, 32, 128, 256, 512)
 _CPUINFO = Path("/proc/cpuinfo")
+# Into which `git archive` writes the commit.
+_ARCHIVED = Path(__file__).with_name("commit.txt")
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
@@ -130,10 +132,12 @@ def _l3_bytes() -> int:
 
 
 def _commit() -> str:
-    """Commit of the checkout that is running, "+" if files differ from it; "" outside of one."""
+    """Commit of the checkout that is running, "+" if files differ from it, or of the archive that
+    `git archive` made of one; else ""."""
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
-        return ""
+        text = _ARCHIVED.read_text().strip() if _ARCHIVED.exists() else ""
+        return "" if text.startswith("$") else text
     try:
         head = _git(root, "rev-parse", "--short=12", "HEAD")
         return head + ("+" if _git(root, "status", "--porcelain", "--untracked-files=no") else "")
