@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import platform
 import subprocess
@@ -23,6 +24,7 @@ _ROUNDS = 5
 # Within a core's cache, the last level's share, the embedded model in bfloat16, far beyond.
 _READ_MIB = (1, 8, 32, 128, 256, 512)
 _CPUINFO = Path("/proc/cpuinfo")
+_DRIVER = Path("/proc/driver/nvidia/version")
 # Into which `git archive` writes the commit.
 _ARCHIVED = Path(__file__).with_name("commit.txt")
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
@@ -31,13 +33,16 @@ _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
     """A machine and its software. memory_bytes is what the machine has, not what is free;
-    l3_bytes is 0 where the system does not say; gpu is "" when no GPU is used."""
+    l3_bytes is 0 where the system does not say; gpu, driver and triton are "" when no GPU is used.
+    """
 
     cpu: str
     cores: int
     memory_bytes: int
     l3_bytes: int
     gpu: str
+    driver: str
+    triton: str
     system: str
     python: str
     torch: str
@@ -61,12 +66,15 @@ class Ceilings:
 
 def facts(device: torch.device) -> Facts:
     """Facts about this machine as the engine on `device` sees it."""
+    has_gpu = device.type == "cuda"
     return Facts(
         cpu=_cpu_name(),
         cores=len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1,
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         l3_bytes=_l3_bytes(),
-        gpu=torch.cuda.get_device_name(device) if device.type == "cuda" else "",
+        gpu=torch.cuda.get_device_name(device) if has_gpu else "",
+        driver=_driver() if has_gpu else "",
+        triton=_version_of("triton") if has_gpu else "",
         system=platform.platform(),
         python=platform.python_version(),
         torch=str(torch.__version__),
@@ -120,6 +128,19 @@ def _cpu_name() -> str:
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
     return platform.processor() or platform.machine()
+
+
+def _driver() -> str:
+    """NVIDIA's, as the kernel's module tells: `NVRM version: NVIDIA UNIX ... 580.95.05  Release`."""
+    text = _DRIVER.read_text() if _DRIVER.exists() else ""
+    return next((word for word in text.split() if word.replace(".", "").isdigit()), "")
+
+
+def _version_of(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def _l3_bytes() -> int:

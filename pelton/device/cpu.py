@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from pelton.device.made import Made
 from pelton.device.native.library import library
 from pelton.device.native.memory import large_memory
 from pelton.device.native.tape import NativeTape
@@ -35,6 +36,7 @@ class CPUDevice(UsesHostMemory):
     runs_inline = True
     poisons = False
     records_when_asked = True
+    made_in_recordings = Made()
 
     def __init__(self, num_threads: int | None = None, staging_mode: str = "auto") -> None:
         if num_threads is not None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from pelton.device.late_copies import LateCopies
+from pelton.device.made import Made, host_made
 from pelton.device.memory import cpu_facts
 from pelton.device.staging import HostMemory, UsesHostMemory
 from pelton.errors import ConfigError
@@ -127,6 +128,7 @@ class CUDADevice(UsesHostMemory):
         self.late_copies = LateCopies(self)
         self._pool = torch.cuda.graph_pool_handle()
         self._first: torch.cuda.CUDAGraph | None = None
+        self.made_in_recordings = Made()
         self.host_memory = HostMemory(
             self, staging_mode, cold_bytes=self.memory()[1] // _COLD_SHARE
         )
@@ -160,14 +162,25 @@ class CUDADevice(UsesHostMemory):
         graph = torch.cuda.CUDAGraph()
         # Not torch.cuda.graph: it empties the allocator's cache and waits, before each one.
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        before = self._made()
         try:
             run()
+            self.made_in_recordings += self._made() - before
         finally:
             graph.capture_end()
         # The pool lives as long as one of its graphs, and this device's recordings may all be made
         # anew.
         self._first = self._first or graph
         return CUDARecording(graph)
+
+    def _made(self) -> Made:
+        stats = torch.cuda.memory_stats(self.torch_device)
+        used = self.memory()[0] - stats["reserved_bytes.all.current"]
+        return host_made() + Made(
+            allocations=stats["allocation.all.allocated"],
+            segments=stats["segment.all.allocated"],
+            driver_bytes=used,
+        )
 
     def memory(self) -> tuple[int, int]:
         """(bytes in use by anybody, bytes there are)."""

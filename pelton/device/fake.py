@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from pelton.device.late_copies import LateCopies
+from pelton.device.made import Made
 from pelton.device.staging import HostMemory, UsesHostMemory
 from pelton.device.tape import Recorder, Tape
 
@@ -82,6 +83,7 @@ class FakeDevice(UsesHostMemory):
     runs_inline = False
     poisons = True
     records_when_asked = True
+    made_in_recordings = Made()
 
     def __init__(self, staging_mode: str = "auto", cold_bytes: int | None = None) -> None:
         self._queue: deque[tuple[Callable[..., Any], tuple[Any, ...]]] = deque()

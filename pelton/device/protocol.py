@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from pelton.device.made import Made
+
 
 class Event(Protocol):
     """A point in the device's queue."""
@@ -65,6 +67,9 @@ class Device(Protocol):
 
     records_when_asked: bool
     """Whether `record` may be called in the midst of work: it runs nothing and costs little."""
+    made_in_recordings: Made
+    """What was made beside launches by all that was recorded so far; nothing, of a device whose
+    recordings are its launches' arguments and no more."""
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Zeroed device memory."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ import torch
 
 from pelton.core.descriptor import Descriptor
 from pelton.core.plan import StepPlan
+from pelton.device.made import Made
 from pelton.device.protocol import Device, MeasuredDevice
 from pelton.forward.dispatch import FEW_ROWS
 from pelton.forward.executor import Executor
@@ -31,20 +31,18 @@ _SHORT = (1, 2, 4, 8, 16, 32, 64)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureReport:
     """num_recorded: recordings that were made, in so many seconds; warm_seconds of them went by in
-    launching each shape once before. num_threads: that began during the recordings, where none
-    should."""
+    launching each shape once before. made: beside launches, where nothing should be."""
 
     num_recorded: int
     seconds: float
     warm_seconds: float
-    num_threads: int
+    made: Made
 
     def describe(self) -> str:
         """A line for people."""
-        late = f"; {self.num_threads} threads began meanwhile" if self.num_threads else ""
         return (
             f"recorded  {self.num_recorded} shapes of steps in {self.seconds:.2f} s "
-            f"(to warm them {self.warm_seconds:.2f} s){late}"
+            f"(to warm them {self.warm_seconds:.2f} s)"
         )
 
 
@@ -103,6 +101,7 @@ class Recorder:
         self._runner = runner
         self._executor = executor
         self._left = [] if device.records_when_asked else executor.unrecorded()
+        self._later = Made()
 
     def record_first(self) -> CaptureReport:
         """Few rows and tokens, the head recorded, too."""
@@ -112,7 +111,9 @@ class Recorder:
             if is_sampled and shape.num_rows <= FEW_ROWS and shape.num_tokens <= _FIRST_TOKENS
         ]
         self._left = [key for key in self._left if key not in first]
-        return _record(self._device, self._runner, self._executor, first)
+        report = _record(self._device, self._runner, self._executor, first)
+        _tell(report.made)
+        return report
 
     def record_next(self) -> bool:
         """One more; False if all are recorded. It waits for nothing on the device. Where memory is
@@ -120,7 +121,8 @@ class Recorder:
         if not self._left:
             return False
         try:
-            _record(self._device, self._runner, self._executor, [self._left.pop(0)])
+            key = self._left.pop(0)
+            self._later += _record(self._device, self._runner, self._executor, [key]).made
         except torch.OutOfMemoryError:
             logging.getLogger("pelton").warning(
                 "no memory for %d more CUDA graphs: steps of their sizes are launched op by op; a "
@@ -128,6 +130,8 @@ class Recorder:
                 len(self._left) + 1,
             )
             self._left = []
+        if not self._left:
+            _tell(self._later)
         return bool(self._left)
 
 
@@ -153,7 +157,7 @@ def _record(device: Device, runner: ModelRunner, executor: Executor, keys: Keys)
         for shape, is_sampled in keys:
             executor.warm(shape, is_sampled)
     warm = time.perf_counter()
-    threads = threading.active_count()
+    before = device.made_in_recordings
     with _no_collection():
         for shape, is_sampled in keys:
             executor.record(shape, is_sampled)
@@ -161,8 +165,17 @@ def _record(device: Device, runner: ModelRunner, executor: Executor, keys: Keys)
         num_recorded=len(keys),
         seconds=time.perf_counter() - started,
         warm_seconds=warm - started,
-        num_threads=threading.active_count() - threads,
+        made=device.made_in_recordings - before,
     )
+
+
+def _tell(made: Made) -> None:
+    if made:
+        logging.getLogger("pelton").warning(
+            "steps were recorded while something was made: %s; what they launch should have been "
+            "warm, please report it.",
+            made.describe(),
+        )
 
 
 @contextlib.contextmanager

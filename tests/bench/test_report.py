@@ -56,3 +56,22 @@ def test_facts_are_filled_in() -> None:
     assert found.memory_bytes > 2**28
     assert found.gpu == ""
     assert found.torch == torch.__version__
+    assert found.driver == found.triton == ""
+
+
+def test_an_archive_knows_its_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "__file__", str(tmp_path / "pelton" / "bench" / "machine.py"))
+    for written, commit in (("0123abcd\n", "0123abcd"), ("$Format:%h$\n", "")):
+        monkeypatch.setattr(machine, "_ARCHIVED", tmp_path / "commit.txt")
+        (tmp_path / "commit.txt").write_text(written)
+        assert machine.facts(torch.device("cpu")).commit == commit
+    (tmp_path / "commit.txt").unlink()
+    assert machine.facts(torch.device("cpu")).commit == ""
+
+
+def test_the_version_of_a_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "version"
+    monkeypatch.setattr(machine, "_DRIVER", path)
+    assert machine._driver() == ""
+    path.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release\n")
+    assert machine._driver() == "580.95.05"

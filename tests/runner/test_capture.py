@@ -15,6 +15,7 @@ from pelton.config.params import SamplingParams
 from pelton.core.descriptor import Descriptor
 from pelton.device.cpu import CPUDevice
 from pelton.device.fake import FakeDevice
+from pelton.device.made import Made
 from pelton.forward.recorded import RecordedExecutor
 from pelton.ops.step_kernels import step_kernel
 from pelton.runner.capture import Recorder, rehearse
@@ -135,3 +136,32 @@ def test_a_rehearsal_has_all_that_is_launched_later(monkeypatch):
     eager = [(s.num_rows, s.num_tokens) for s in shapes if s.mode == "eager"]
     assert {(1, n) for n in (1, 2, 4, 8, 16, 32, 64)} <= set(eager)
     assert max(tokens for _, tokens in eager) == 100
+
+
+class Wasteful(Ahead):
+    """Makes something with each recording."""
+
+    def record(self, run):
+        self.made_in_recordings += Made(files=1)  # type: ignore[misc]
+        return super().record(run)
+
+
+def test_what_is_made_while_recording_is_told(monkeypatch, caplog):
+    monkeypatch.setattr(
+        "pelton.attention.invariant_backend.InvariantBackend.refreshes_in_place", True
+    )
+    for kind in (Ahead, Wasteful):
+        caplog.clear()
+        monkeypatch.setattr("support.tiny.make_device", lambda name: kind())
+        engine = TinyEngine(tiny_llama(), graphs=GRAPHS, attention_backend="invariant")
+        num_first = len(engine.worker._assembled.executor._steps)
+        while engine.loop.idle():
+            pass
+        num_later = len(engine.worker._assembled.executor._steps) - num_first
+        told = [m for m in caplog.messages if "while something was made" in m]
+        if kind is Ahead:
+            assert not told
+        else:
+            assert len(told) == 2
+            assert f": {num_first} files;" in told[0]
+            assert f": {num_later} files;" in told[1]
