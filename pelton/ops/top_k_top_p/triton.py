@@ -10,19 +10,19 @@ import torch
 import triton
 import triton.language as tl
 
-from pelton.ops.keep_top.triton import keys_of, last_to_reach
+from pelton.ops.keep_top.triton_order import (
+    LOWEST,
+    ids_of,
+    keys_of,
+    last_rank,
+    mass_of,
+    ranked,
+    values_of,
+)
 from pelton.ops.top_k_top_p import MAX_CANDIDATES
 
 _TILE, _TILES = 64, 32  # values of a tile; tiles of a program
 _ROOMS = (128, 2 * MAX_CANDIDATES)
-_ONE = tl.constexpr(2.0**40)
-_LAST = tl.constexpr(2**31 - 1)
-
-
-@triton.jit
-def _ranked(keys, ids):
-    """uint32 keys, ids below 2^31 -> int64: larger values come first, of equal ones lower ids."""
-    return ((keys ^ 0x80000000).to(tl.int32, bitcast=True).to(tl.int64) << 32) + (_LAST - ids)
 
 
 @triton.jit
@@ -81,7 +81,7 @@ def gather(
     if count > 0:
         place = tl.atomic_add(counts + row, count) + tl.cumsum(reaches, 0) - 1
         tl.store(
-            found + row * ROOM + place, _ranked(keys, columns), mask=(reaches > 0) & (place < ROOM)
+            found + row * ROOM + place, ranked(keys, columns), mask=(reaches > 0) & (place < ROOM)
         )
 
 
@@ -109,39 +109,26 @@ def choose(
     count = tl.load(counts + row)
     if count > ROOM:
         logits += row * stride
-        last = last_to_reach(logits, k.to(tl.float64), 0.0, V, False, BLOCK)
-        above = tl.zeros([BLOCK], tl.int32)
-        for start in range(0, V, BLOCK):
-            columns = start + tl.arange(0, BLOCK)
-            values = tl.load(logits + columns, mask=columns < V, other=float("-inf"))
-            above += ((columns < V) & (keys_of(values) > last)).to(tl.int32)
-        room = k - tl.sum(above)
-        num_ties = tl.zeros([], tl.int32)
+        last = last_rank(logits, k.to(tl.float64), 0.0, V, False, BLOCK)
         count = tl.zeros([], tl.int32)
         for start in range(0, V, BLOCK):
             columns = start + tl.arange(0, BLOCK)
             values = tl.load(logits + columns, mask=columns < V, other=float("-inf"))
-            keys = keys_of(values)
-            is_tie = ((columns < V) & (keys == last)).to(tl.int32)
-            stays = (columns < V) & (keys > last)
-            stays = stays | ((is_tie > 0) & (num_ties + tl.cumsum(is_tie, 0) <= room))
-            stays = stays.to(tl.int32)
-            place = count + tl.cumsum(stays, 0) - 1
-            tl.store(found + place, _ranked(keys, columns), mask=stays > 0)
-            num_ties += tl.sum(is_tie)
+            ranks = ranked(keys_of(values), columns)
+            stays = ((columns < V) & (ranks >= last)).to(tl.int32)
+            tl.store(found + count + tl.cumsum(stays, 0) - 1, ranks, mask=stays > 0)
             count += tl.sum(stays)
         tl.debug_barrier()
     rank = tl.arange(0, ROOM)
-    ranked = tl.load(found + rank, mask=rank < count, other=-(2**63))
-    ranked = tl.sort(ranked, descending=True)
-    ids = _LAST - (ranked & 0xFFFFFFFF).to(tl.int32)
-    bits = (ranked >> 32).to(tl.int32)
-    values = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+    ranks = tl.load(found + rank, mask=rank < count, other=LOWEST)
+    ranks = tl.sort(ranks, descending=True)
+    ids = ids_of(ranks)
+    values = values_of(ranks)
     values = tl.where(rank < count, values, float("-inf"))
     ids = tl.where(rank < count, ids, 0)
     in_k = (rank < k) & (rank < count)
     best = tl.sum(tl.where(rank == 0, values, 0.0))
-    weights = tl.where(in_k, (tl.exp(values - best) * _ONE).to(tl.int64), 0)
+    weights = tl.where(in_k, mass_of(values, best), 0)
     mass = tl.cumsum(weights, 0)
     goal = tl.sum(weights).to(tl.float64) * tl.where(p < 1, p, float("inf")).to(tl.float64)
     in_p = tl.where(rank == 0, 1, ((mass - weights).to(tl.float64) < goal).to(tl.int32))
