@@ -131,7 +131,7 @@ def _cpu_name() -> str:
 
 
 def _driver() -> str:
-    """NVIDIA's, as the kernel's module tells: `NVRM version: NVIDIA UNIX ... 580.95.05  Release`."""
+    """NVIDIA's version, as its module tells: `NVRM version: NVIDIA UNIX ... 580.95.05  Release`."""
     text = _DRIVER.read_text() if _DRIVER.exists() else ""
     return next((word for word in text.split() if word.replace(".", "").isdigit()), "")
 

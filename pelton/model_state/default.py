@@ -16,7 +16,7 @@ from pelton.device.protocol import Device
 from pelton.layers.context import RopeTensors
 from pelton.layers.rope import rope_tables
 from pelton.ops.paged_attention import AttentionMetadata
-from pelton.ops.recurrent import RecurrentMetadata, prepare, row_groups, takes_triton
+from pelton.ops.recurrent import RecurrentMetadata, needs_lengths, prepare, row_groups
 from pelton.ops.step_kernels import step_kernel
 
 
@@ -60,7 +60,7 @@ class DefaultModelState:
         at |= dict.fromkeys(states.layer_indices, len(self._groups))
         self._metadata_of_layer = [at[layer] for layer in range(len(at))]
         self._ring = states.ring if states.layer_indices else 0
-        self._prepares = takes_triton(dtype, device.torch_device.type) is not None
+        self._prepares = needs_lengths(dtype, device.torch_device.type)
         self._dtype = dtype
         self._tables: list[torch.Tensor] = []
         self._gathered: list[torch.Tensor] = []

@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 
@@ -72,8 +73,27 @@ class RecurrentMetadata:
     writes: torch.Tensor = field(init=False)
 
 
-def takes_triton(dtype: torch.dtype, device_type: str) -> str | None:
-    """Why no kernel in Triton does recurrent layers; None: all of them are."""
+class RecurrentSignature(Protocol):
+    """What the signatures of these ops have in common."""
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    @property
+    def device_type(self) -> str: ...
+
+
+def takes_triton(signature: RecurrentSignature) -> str | None:
+    """Of a candidate in Triton."""
+    return _why_not_triton(signature.dtype, signature.device_type)
+
+
+def needs_lengths(dtype: torch.dtype, device_type: str) -> bool:
+    """Whether the kernels of recurrent layers need rows' lengths on the host: all but Triton's."""
+    return _why_not_triton(dtype, device_type) is not None
+
+
+def _why_not_triton(dtype: torch.dtype, device_type: str) -> str | None:
     if device_type != "cuda":
         return "for a GPU"
     if dtype == torch.float64:

@@ -33,7 +33,7 @@ from pelton.forward.stages import FirstStage, LaterStage, Link, Stage, WholeMode
 from pelton.layers.context import Communicator, OneRank
 from pelton.model_state.default import DefaultModelState
 from pelton.models.protocol import Model
-from pelton.ops.recurrent import takes_triton
+from pelton.ops.recurrent import needs_lengths
 from pelton.runner.ends import make_end
 from pelton.runner.heads.protocol import Head
 from pelton.runner.heads.relay import RelayHead
@@ -190,7 +190,7 @@ def assemble(
     else:
         head = end.head()
     if isinstance(head, SampleHead):
-        reads_lengths = has_states and takes_triton(dtype, device.torch_device.type) is not None
+        reads_lengths = has_states and needs_lengths(dtype, device.torch_device.type)
         can_record = device.records_when_asked or (backend.refreshes_in_place and not reads_lengths)
         if not config.graphs.is_eager and can_record and place is None:
             executor = RecordedExecutor(

@@ -349,26 +349,12 @@ def test_the_first_step_loads_what_chunks_will_need():
     assert counts[2:] == [counts[1]] * 3
 
 
-def test_kernels_that_are_still_being_compiled_are_not_loaded():
-    """Within Device.compiling `warmup` gives a promise of a kernel, which has nothing to load."""
-    triton = pytest.importorskip("pelton.ops.paged_attention.triton")
-    loaded = []
-
-    class Compiled:
-        @property
-        def run(self) -> None:
-            loaded.append(self)
-
-    class Kernel:
-        def __init__(self, compiled: object) -> None:
-            self.warmup = lambda *args, **options: compiled
-
-    attention = triton.TritonAttention.__new__(triton.TritonAttention)
-    attention._only_loads = True
-    attention._run(Kernel(object()), (1, 1))
-    assert not loaded
-    attention._run(Kernel(Compiled()), (1, 1))
-    assert len(loaded) == 1
+@needs_gpu
+@pytest.mark.parametrize("num_singles", [1, 63, 64, 150])
+def test_many_rows_of_one_token_before_chunks(num_singles):
+    """Of these one kernel takes the first, and another one finds where the first chunk begins."""
+    lens = [(1, 1 + i % 40) for i in range(num_singles)] + [(70, 90), (300, 300)]
+    _gpu(lens=lens, heads=(4, 2), head_dim=128, rotary_dim=128, dtype=torch.bfloat16).check()
 
 
 def _in_interpreter() -> None:

@@ -146,22 +146,21 @@ class Wasteful(Ahead):
         return super().record(run)
 
 
-def test_what_is_made_while_recording_is_told(monkeypatch, caplog):
+@pytest.mark.parametrize("kind", [Ahead, Wasteful])
+def test_what_is_made_while_recording_is_told(kind, monkeypatch, caplog):
     monkeypatch.setattr(
         "pelton.attention.invariant_backend.InvariantBackend.refreshes_in_place", True
     )
-    for kind in (Ahead, Wasteful):
-        caplog.clear()
-        monkeypatch.setattr("support.tiny.make_device", lambda name: kind())
-        engine = TinyEngine(tiny_llama(), graphs=GRAPHS, attention_backend="invariant")
-        num_first = len(engine.worker._assembled.executor._steps)
-        while engine.loop.idle():
-            pass
-        num_later = len(engine.worker._assembled.executor._steps) - num_first
-        told = [m for m in caplog.messages if "while something was made" in m]
-        if kind is Ahead:
-            assert not told
-        else:
-            assert len(told) == 2
-            assert f": {num_first} files;" in told[0]
-            assert f": {num_later} files;" in told[1]
+    monkeypatch.setattr("support.tiny.make_device", lambda name: kind())
+    engine = TinyEngine(tiny_llama(), graphs=GRAPHS, attention_backend="invariant")
+    num_first = len(engine.worker._assembled.executor._steps)
+    while engine.loop.idle():
+        pass
+    num_later = len(engine.worker._assembled.executor._steps) - num_first
+    told = [m for m in caplog.messages if "while something was made" in m]
+    if kind is Ahead:
+        assert not told
+    else:
+        assert len(told) == 2
+        assert f": {num_first} files;" in told[0]
+        assert f": {num_later} files;" in told[1]

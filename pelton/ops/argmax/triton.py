@@ -8,9 +8,7 @@ import torch
 
 from pelton.ops.argmax import reference
 from pelton.ops.lm_head_sample import DrawRows
-from pelton.ops.lm_head_sample.triton import drawer
-
-_drawer = functools.cache(drawer)
+from pelton.ops.lm_head_sample.triton import shared_drawer
 
 
 @functools.cache
@@ -28,4 +26,4 @@ def argmax(logits: torch.Tensor, out_ids: torch.Tensor, out_max: torch.Tensor) -
         reference.argmax(logits, out_ids, out_max)
     elif num_rows:
         rows = _greedy(num_rows, logits.device)
-        _drawer(logits.shape[1])(logits, rows, out_ids, None, out_max=out_max)
+        shared_drawer(logits.shape[1])(logits, rows, out_ids, None, out_max=out_max)

@@ -11,23 +11,13 @@ import triton.language as tl
 
 from pelton.ops import step_tensors
 from pelton.ops.step_tensors import InputTensors, RowTensors, StepArrays
+from pelton.ops.triton_rows import num_bits, row_of
 
 TOTAL_LEN = tl.constexpr(step_tensors.TOTAL_LEN)
 NUM_COMPUTED = tl.constexpr(step_tensors.NUM_COMPUTED)
 NEXT_TOKENS = tl.constexpr(step_tensors.NEXT_TOKENS)
 PAD_SLOT = tl.constexpr(step_tensors.PAD_SLOT)
 _TILE = 64
-
-
-@triton.jit
-def _row_of(cumulative, index, num_rows, BLOCK_B: tl.constexpr):
-    """The batch row that each place of `index` belongs to; past the end, the last one."""
-    row = tl.zeros_like(index)
-    for start in range(0, num_rows, BLOCK_B):
-        b = start + tl.arange(0, BLOCK_B)
-        ends = tl.load(cumulative + 1 + b, mask=b < num_rows, other=2147483647)
-        row += tl.sum((ends[None, :] <= index[:, None]).to(tl.int32), 1)
-    return tl.minimum(row, num_rows - 1)
 
 
 @triton.jit
@@ -71,7 +61,7 @@ def _row(
 
 
 @triton.jit(
-    do_not_specialize=["width", "num_rows", "num_tokens", "num_logits"],
+    do_not_specialize=["width", "num_rows", "num_bits", "num_tokens", "num_logits"],
     do_not_specialize_on_alignment=["num_rows"],
 )
 def _build(
@@ -98,6 +88,7 @@ def _build(
     batch_stride,
     width,
     num_rows,
+    num_bits,
     num_tokens,
     num_logits,
     NUM_AXES: tl.constexpr,
@@ -121,7 +112,7 @@ def _build(
         token = (program - num_rows) * TILE + tl.arange(0, TILE)
         exists = token < num_tokens
         is_live = token < live_tokens
-        row = _row_of(query_start_loc, token, num_rows, TILE)
+        row = row_of(query_start_loc, token, num_rows, num_bits)
         slot = tl.load(idx_mapping + row).to(tl.int64)
         state = fields + slot * fields_stride
         position = tl.load(state + NUM_COMPUTED) + token - tl.load(query_start_loc + row)
@@ -148,14 +139,14 @@ def _build(
     else:
         index = (program - num_rows - tl.cdiv(num_tokens, TILE)) * TILE + tl.arange(0, TILE)
         exists = index < num_logits
-        row = _row_of(cu_num_logits, index, num_rows, TILE)
+        row = row_of(cu_num_logits, index, num_rows, num_bits)
         from_end = tl.load(cu_num_logits + 1 + row) - index
         at = tl.load(query_start_loc + 1 + row) - from_end
         at = tl.minimum(tl.maximum(at, 0), num_tokens - 1)
         tl.store(logits_indices + index, at.to(tl.int64), mask=exists)
         tl.store(logits_slots + index, tl.load(idx_mapping + row).to(tl.int64), mask=exists)
         # The token's own row: of executed verification rows past the live ones, another.
-        row = _row_of(query_start_loc, at, num_rows, TILE)
+        row = row_of(query_start_loc, at, num_rows, num_bits)
         slot = tl.load(idx_mapping + row).to(tl.int64)
         computed = tl.load(fields + slot * fields_stride + NUM_COMPUTED)
         position = tl.where(at < live_tokens, computed + at - tl.load(query_start_loc + row), 0)
@@ -199,6 +190,7 @@ def build_inputs(rows: RowTensors, step: StepArrays, out: InputTensors) -> None:
             batch_table.stride(0),
             batch_table.shape[1],
             num_rows,
+            num_bits(num_rows),
             num_tokens,
             num_logits,
             NUM_AXES=len(out.positions),

@@ -32,10 +32,6 @@ def _takes_any(signature: ConvSignature) -> str | None:
     return None
 
 
-def _takes_triton(signature: ConvSignature) -> str | None:
-    return takes_triton(signature.dtype, signature.device_type)
-
-
 _PACKAGE = "pelton.ops.causal_conv"
 REFERENCE = Candidate("reference", f"{_PACKAGE}.reference:causal_conv", _takes_any)
-CANDIDATES = (Candidate("triton", f"{_PACKAGE}.triton:causal_conv", _takes_triton), REFERENCE)
+CANDIDATES = (Candidate("triton", f"{_PACKAGE}.triton:causal_conv", takes_triton), REFERENCE)

@@ -9,19 +9,9 @@ import triton.language as tl
 from pelton.ops.causal_conv import ConvSignature
 from pelton.ops.recurrent import RecurrentMetadata
 from pelton.ops.registry import Kernel
+from pelton.ops.triton_rows import num_bits, row_of
 
 _CHANNELS, _TOKENS, _SINGLE_TOKENS = 128, 16, 4
-
-
-@triton.jit
-def _row_of(tokens, query_start_loc, num_rows, num_bits):
-    """The last row that begins at or before each token."""
-    row = tl.zeros_like(tokens)
-    for bit in range(num_bits):
-        further = row + (1 << (num_bits - 1 - bit))
-        begins = tl.load(query_start_loc + further, mask=further < num_rows, other=2**31 - 1)
-        row = tl.where(begins <= tokens, further, row)
-    return row
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_tokens", "num_bits", "ring"])
@@ -55,7 +45,7 @@ def convolve(
     channels = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     inside = (channels < C)[None, :]
     is_live = tokens < tl.load(query_start_loc + num_rows)
-    row = tokens if IS_SINGLE else _row_of(tokens, query_start_loc, num_rows, num_bits)
+    row = tokens if IS_SINGLE else row_of(query_start_loc, tokens, num_rows, num_bits)
     first = tl.load(query_start_loc + row, mask=is_live, other=0)
     end = tl.load(query_start_loc + row + 1, mask=is_live, other=0)
     seq_len = tl.load(seq_lens + row, mask=is_live, other=0)
@@ -179,7 +169,7 @@ def causal_conv(
         where = (meta.idx_mapping, meta.query_start_loc, meta.seq_lens)
         convolve[(triton.cdiv(num_tokens, block_t), num_parts)](
             x, states, weight, bias, out, *where, num_rows, num_tokens,
-            (num_rows - 1).bit_length(), meta.ring, channels, x.stride(0), out.stride(0),
+            num_bits(num_rows), meta.ring, channels, x.stride(0), out.stride(0),
             *states.stride()[:2],
             WIDTH=width, HAS_BIAS=bias is not None, IS_SINGLE=is_single,
             BLOCK_T=block_t, BLOCK_C=_CHANNELS,

@@ -30,10 +30,6 @@ def _takes_any(signature: GatedNormSignature) -> str | None:
     return None
 
 
-def _takes_triton(signature: GatedNormSignature) -> str | None:
-    return takes_triton(signature.dtype, signature.device_type)
-
-
 _PACKAGE = "pelton.ops.gated_norm"
 REFERENCE = Candidate("reference", f"{_PACKAGE}.reference:gated_norm", _takes_any)
-CANDIDATES = (Candidate("triton", f"{_PACKAGE}.triton:gated_norm", _takes_triton), REFERENCE)
+CANDIDATES = (Candidate("triton", f"{_PACKAGE}.triton:gated_norm", takes_triton), REFERENCE)

@@ -130,6 +130,13 @@ def _nobody(device: torch.device) -> DrawRows:
     )
 
 
+@functools.cache
+def shared_drawer(vocab_size: int) -> Callable[..., None]:
+    """One `drawer` for all whose logits have so many columns, and one memory: they draw one after
+    the other."""
+    return drawer(vocab_size)
+
+
 def drawer(vocab_size: int) -> Callable[..., None]:
     """reference.draw for logits of a vocabulary. With out_max instead of out_status: of logits that
     are divided by the temperature already, as ops/gumbel_argmax says."""

@@ -32,6 +32,7 @@ from pelton.ops.paged_attention.triton_tiles import (
 )
 from pelton.ops.quantise_kv.reference import SCALE
 from pelton.ops.registry import Kernel
+from pelton.ops.triton_launch import Launch, load, run
 
 # Query tokens times heads of a key head that `decode` takes as one tile.
 _DECODE_ROWS = (16, 32, 64)
@@ -75,7 +76,7 @@ class TritonAttention:
             "PDL": self.is_hopper,
         }
         self.launch: dict[str, Any] = {"launch_pdl": True} if self.is_hopper else {}
-        self._only_loads = False
+        self._run: Launch = run
         self._row_bytes = self.block_d * signature.dtype.itemsize
         self._has_codes = signature.kv_codes is not None
 
@@ -203,7 +204,7 @@ class TritonAttention:
     ) -> None:
         """Compile and load the kernels of steps that are not recorded, those with chunks, whether
         or not this step needs them: later ones then wait for no compiler. Launches nothing."""
-        self._only_loads = True
+        self._run = load
         for num_tokens, fresh in ((2**15, True), (2**15, False), (1, False)):
             shape = StepShape(
                 num_rows=1,
@@ -215,14 +216,7 @@ class TritonAttention:
                 is_fresh=fresh,
             )
             self.attend(shape, qkv, kv, meta, out, fresh=self.fresh(shape, qkv))
-        self._only_loads = False
-
-    def _run(self, kernel: Any, grid: tuple[int, int], *args: Any, **options: Any) -> None:
-        if self._only_loads:
-            compiled = kernel.warmup(*args, grid=grid, **options)
-            getattr(compiled, "run", None)  # loads it, unless it is still being compiled
-        else:
-            kernel[grid](*args, **options)
+        self._run = run
 
     def fresh(self, shape: StepShape, qkv: torch.Tensor) -> TensorDescriptor | None:
         """The qkv product as `prefill` reads it, where it may and that pays."""

@@ -46,14 +46,10 @@ def _takes_variant(signature: ScanSignature) -> str | None:
     return "its sums depend on chunk sizes" if signature.batch_invariant else None
 
 
-def _takes_triton(signature: ScanSignature) -> str | None:
-    return takes_triton(signature.dtype, signature.device_type)
-
-
 _PACKAGE = "pelton.ops.selective_scan"
 REFERENCE = Candidate("reference", f"{_PACKAGE}.reference:selective_scan", _takes_any)
 CANDIDATES = (
-    Candidate("triton", f"{_PACKAGE}.triton:selective_scan", _takes_triton),
+    Candidate("triton", f"{_PACKAGE}.triton:selective_scan", takes_triton),
     Candidate("chunked", f"{_PACKAGE}.chunked:selective_scan", _takes_variant),
     REFERENCE,
 )
