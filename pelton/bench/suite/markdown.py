@@ -10,18 +10,26 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from pelton.bench.suite.merge import runs_of
+
 
 def tables(result: dict[str, Any]) -> str:
-    """One table per model, each below what it was measured on."""
+    """One table per model, each below what it was measured on; run by run."""
+    return "\n".join(_tables(run) for run in runs_of(result))
+
+
+def _tables(result: dict[str, Any]) -> str:
     parts = []
     for name, subject in result["subjects"].items():
         rows = [row for row in result["rows"] if row["subject"] == name]
         machine = subject.get("machine", {})
         peer = result["peers"].get(name, {}).get("name", "peer")
         where = machine.get("gpu") or machine.get("cpu", "an unknown machine")
+        driver = f"driver {machine['driver']}, " if machine.get("driver") else ""
         parts.append(
-            f"{name} on {where}, {machine.get('cores', '?')} cores; torch "
-            f"{machine.get('torch', '?')}, commit {machine.get('commit') or 'not known'}:\n"
+            f"{name} on {where}, {machine.get('cores', '?')} cores; {driver}torch "
+            f"{machine.get('torch', '?')}, commit {machine.get('commit') or 'not known'}, "
+            f"{result.get('began', 'nobody knows when')}:\n"
         )
         parts.append(f"| | unit | Pelton | runs | {peer} | ratio of speeds | floor | goal | |")
         parts.append("|---|---|---|---|---|---|---|---|---|")

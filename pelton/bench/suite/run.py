@@ -97,6 +97,7 @@ class Result:
 
     def __init__(self, path: str | None) -> None:
         self._path = path
+        self._began = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
         self._rows: dict[str, list[Row]] = {}
         self._contexts: dict[str, Any] = {}
         self._live: list[dict[str, Any]] = []
@@ -122,6 +123,7 @@ class Result:
             return
         found = {
             "command": report.command(),
+            "began": self._began,
             "peers": {
                 name: {"name": PEERS[name].name, "source": PEERS[name].source}
                 for name in self._contexts
