@@ -175,11 +175,9 @@ class CUDADevice(UsesHostMemory):
 
     def _made(self) -> Made:
         stats = torch.cuda.memory_stats(self.torch_device)
-        used = self.memory()[0] - stats["reserved_bytes.all.current"]
         return host_made() + Made(
             allocations=stats["allocation.all.allocated"],
             segments=stats["segment.all.allocated"],
-            driver_bytes=used,
         )
 
     def memory(self) -> tuple[int, int]:

@@ -16,15 +16,13 @@ _THREADS, _FILES = "/proc/self/task", "/proc/self/fd"
 class Made:
     """Counts, from a moment on that is the same for all; differences are what counts.
 
-    allocations: of device memory by torch. segments: those for which the driver was asked.
-    driver_bytes: device memory in use beside segments, by anybody: libraries' handles, modules,
-    streams. threads: of the process, Python's or not. files: open ones, among them what drivers
-    and libraries wait at.
+    allocations: of device memory by torch, libraries' workspaces among them. segments: those for
+    which the driver was asked. threads: of the process, Python's or not. files: open ones, among
+    them what drivers and libraries wait at.
     """
 
     allocations: int = 0
     segments: int = 0
-    driver_bytes: int = 0
     threads: int = 0
     files: int = 0
 

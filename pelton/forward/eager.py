@@ -46,6 +46,8 @@ def allocate_buffers(
                 widths.projected,
                 widths.convolved,
                 widths.scanned,
+                widths.partial,
+                widths.normed,
             )
         )
     )

@@ -91,6 +91,8 @@ class Widths:
     projected: int = 0
     convolved: int = 0
     scanned: int = 0
+    partial: int = 0
+    normed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,8 @@ class StepBuffers:
     """Fixed device memory that a forward pass works in; each [tokens, its width].
 
     hidden: the residual stream. Layers overwrite the others in turn. projected, convolved, scanned:
-    what recurrent layers make of it, one after the other.
+    what recurrent layers make of it, one after the other. partial: a product that joins the
+    residual stream by a step of its own; normed: that or the stream itself, normed.
     """
 
     hidden: torch.Tensor
@@ -109,6 +112,8 @@ class StepBuffers:
     projected: torch.Tensor
     convolved: torch.Tensor
     scanned: torch.Tensor
+    partial: torch.Tensor
+    normed: torch.Tensor
 
     def first(self, num_tokens: int) -> StepBuffers:
         """Views of the first num_tokens rows."""
@@ -121,6 +126,8 @@ class StepBuffers:
             self.projected[:num_tokens],
             self.convolved[:num_tokens],
             self.scanned[:num_tokens],
+            self.partial[:num_tokens],
+            self.normed[:num_tokens],
         )
 
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
-from pelton.layers.context import BuildContext, Communicator
+from pelton.layers.context import BuildContext, StepContext
 from pelton.layers.parameter import Parameter, Part, PartName, shard, whole
 from pelton.ops import linear, linear_add, norm_linear
 from pelton.ops.product import Activation, ProductSignature
 from pelton.ops.registry import BoundOp, bind
+from pelton.ops.step_kernels import step_kernel
 
 
 def vector(build: BuildContext, size: int) -> Parameter:
@@ -75,7 +75,8 @@ class LinearAdd:
     """residual += multiplier * (x @ W.T + b), input columns cut over the ranks; partial sums are
     all-reduced.
 
-    post_norm_eps: of an RMS norm over the product before it is added, or None.
+    post_norm_eps: of an RMS norm over the product before it is added, or None. sums_apart,
+    norms_apart: whether it needs memory for the product, and for its norm.
     """
 
     def __init__(
@@ -90,7 +91,9 @@ class LinearAdd:
         multiplier: float = 1.0,
     ) -> None:
         part = shard((out_features, in_features), build.rank, build.size, dim=1, unit=unit)
-        self._is_one_call = build.size == 1 and post_norm_eps is None and multiplier == 1.0
+        self.sums_apart = build.size > 1 or post_norm_eps is not None or multiplier != 1.0
+        self.norms_apart = post_norm_eps is not None
+        self._rms_norm = step_kernel("rms_norm", build.device.type)
         self._multiplier = multiplier
         self._post_norm_eps = post_norm_eps
         self.post_norm = None if post_norm_eps is None else vector(build, out_features)
@@ -112,7 +115,7 @@ class LinearAdd:
         if self.bias is not None:
             weights["bias"] = self.bias.tensor
         signature = replace(self._signature, in_blocks=self.weight.blocks is not None)
-        if self._is_one_call:
+        if not self.sums_apart:
             self._add = bind("linear_add", linear_add.CANDIDATES, signature, **weights)
             _let_go(self.weight, self._add)
         else:
@@ -121,19 +124,21 @@ class LinearAdd:
             self._product = bind("linear", linear.CANDIDATES, signature, weight=self.weight.weight)
             _let_go(self.weight, self._product)
 
-    def run(self, x: torch.Tensor, residual: torch.Tensor, communicator: Communicator) -> None:
-        """x: [T, in_features / size]; residual: [T, out_features], changed in place."""
-        if self._is_one_call:
+    def run(self, x: torch.Tensor, ctx: StepContext) -> None:
+        """x: [T, in_features / size]; the residual stream is changed in place."""
+        residual, partial = ctx.buffers.hidden, ctx.buffers.partial
+        if not self.sums_apart:
             self._add(x.shape[0], x, residual)
             return
-        partial = torch.empty_like(residual)
         self._product(x.shape[0], x, partial)
-        communicator.all_reduce(partial)
+        ctx.communicator.all_reduce(partial)
         if self.bias is not None:
             partial.add_(self.bias.tensor)
         if self.post_norm is not None:
-            shape = (partial.shape[1],)
-            partial = F.rms_norm(partial, shape, self.post_norm.tensor, self._post_norm_eps)
+            assert self._post_norm_eps is not None
+            normed = ctx.buffers.normed
+            self._rms_norm(partial, self.post_norm.tensor, self._post_norm_eps, normed)
+            partial = normed
         residual.add_(partial, alpha=self._multiplier)
 
     def parameters(self, name: str, post_norm_name: str = "") -> dict[str, Parameter]:

@@ -180,7 +180,7 @@ class Mamba2:
             self._norm_of_shared_group(buffers.scanned, gate, ctx.communicator)
         else:
             self.gate(num_tokens, buffers.scanned, gate)
-        self.out.run(buffers.scanned, buffers.hidden, ctx.communicator)
+        self.out.run(buffers.scanned, ctx)
 
     def _norm_of_shared_group(
         self, x: torch.Tensor, gate: torch.Tensor, communicator: Communicator

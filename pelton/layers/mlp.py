@@ -40,6 +40,7 @@ class GatedMLP:
             post_norm_eps=config.rms_norm_eps if config.post_norms else None,
             multiplier=config.residual_multiplier,
         )
+        self.sums_apart, self.norms_apart = self.down.sums_apart, self.down.norms_apart
 
     def bind(self) -> None:
         self.gate_up.bind()
@@ -48,7 +49,7 @@ class GatedMLP:
     def run(self, ctx: StepContext) -> None:
         buffers = ctx.buffers
         self.gate_up.run(ctx.num_tokens, buffers.hidden, buffers.activation, buffers.gate_up)
-        self.down.run(buffers.activation, buffers.hidden, ctx.communicator)
+        self.down.run(buffers.activation, ctx)
 
     def parameters(self, prefix: str) -> dict[str, Parameter]:
         return {

@@ -118,6 +118,7 @@ class SparseMLP:
         self._norm_eps = config.rms_norm_eps
         self._rms_norm = step_kernel("rms_norm", build.device.type)
         self._multiplier = config.residual_multiplier
+        self.sums_apart = self.norms_apart = True
 
     def bind(self) -> None:
         self.experts.bind()
@@ -125,14 +126,13 @@ class SparseMLP:
             self.shared.bind()
 
     def run(self, ctx: StepContext) -> None:
-        hidden = ctx.buffers.hidden
-        normed = torch.empty_like(hidden)
+        hidden, normed, partial = ctx.buffers.hidden, ctx.buffers.normed, ctx.buffers.partial
         self._rms_norm(hidden, self.norm.tensor, self._norm_eps, normed)
-        partial = torch.empty_like(hidden)
-        self.experts.run(normed, partial)
-        ctx.communicator.all_reduce(partial)
+        # First, since it may use the same memory, which the experts' sum keeps until it is added.
         if self.shared is not None:
             self.shared.run(ctx)
+        self.experts.run(normed, partial)
+        ctx.communicator.all_reduce(partial)
         hidden.add_(partial, alpha=self._multiplier)
 
     def parameters(self, prefix: str) -> dict[str, Parameter]:

@@ -148,6 +148,13 @@ class Decoder:
             gate_up=gate_up,
             activation=gate_up // 2,
         )
+        hidden = self.config.hidden_size
+        ends = [end for layer in self.layers for end in (layer.mixer.out, layer.mlp)]
+        widths = replace(
+            widths,
+            partial=hidden * any(end.sums_apart for end in ends),
+            normed=hidden * any(end.norms_apart for end in ends),
+        )
         # Layers of one kind are alike.
         for mixer in {type(layer.mixer): layer.mixer for layer in self.layers}.values():
             widths = replace(widths, **mixer.widths())

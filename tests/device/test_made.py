@@ -9,14 +9,13 @@ from pelton.device.made import Made, host_made
 
 
 def test_differences():
-    before = Made(allocations=3, segments=1, driver_bytes=2**20, threads=4, files=9)
-    after = Made(allocations=3, segments=1, driver_bytes=2**20, threads=5, files=11)
+    before = Made(allocations=3, segments=1, threads=4, files=9)
+    after = Made(allocations=3, segments=1, threads=5, files=11)
     assert not after - after
     made = after - before
     assert made == Made(threads=1, files=2)
     assert made + made == Made(threads=2, files=4)
     assert made.describe() == "1 threads, 2 files"
-    assert Made(driver_bytes=5).describe() == "5 driver bytes"
 
 
 def test_threads_and_files_of_this_process():

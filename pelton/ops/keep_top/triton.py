@@ -26,8 +26,8 @@ from pelton.ops.keep_top.triton_order import (
 
 _BLOCK = 4096  # values that a row's program takes at a time
 _PART, _FEW = 4096, 1024  # values of a part of a row; where nothing is in most parts
-_ROOM = 512
-_STEPS = tl.constexpr(4)
+_ROOM = 1024
+_STEPS = tl.constexpr(3)
 # Of sums in float32: each part's, and over the parts.
 _MARGIN = tl.constexpr(1e-5)
 

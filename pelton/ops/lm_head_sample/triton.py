@@ -10,7 +10,6 @@ import torch
 import triton
 
 from pelton.ops.lm_head_sample import FUSED_ROWS, DrawRows, HeadSignature
-from pelton.ops.lm_head_sample.reference import over_logits
 from pelton.ops.lm_head_sample.triton_kernels import head_tiles, logit_tiles, pick
 from pelton.ops.registry import Kernel
 from pelton.ops.triton_launch import Launch, compile_only, run
@@ -22,6 +21,7 @@ HEAD_TILE = {"BLOCK_N": 128, "BLOCK_K": 128, "STAGES": 3}
 _HEAD_WARPS = 8
 _PART = 8192  # logits of a row that a program looks through
 _BLOCK_V = 1024
+_ROWS = 256  # that there is memory for at first
 
 
 class Parts:
@@ -117,7 +117,26 @@ def from_logits(
         rows = _nobody(weight.device)
         row = weight.new_empty(1, signature.vocab_size)
         draw(row, rows, rows.positions, rows.positions, compile_only)
-    return over_logits(head, draw)
+    memory: list[torch.Tensor] = []
+
+    def kernel(
+        hidden: torch.Tensor,
+        indices: torch.Tensor,
+        rows: DrawRows,
+        logits: torch.Tensor,
+        out_ids: torch.Tensor,
+        out_status: torch.Tensor,
+    ) -> None:
+        num_rows = len(indices)
+        if not memory or len(memory[-1]) < num_rows:
+            # What a recorded step knows stays where it is.
+            memory.append(hidden.new_empty((max(_ROWS, num_rows), hidden.shape[1])))
+        chosen = memory[-1][:num_rows]
+        torch.index_select(hidden, 0, indices, out=chosen)
+        head(chosen, logits)
+        draw(logits, rows, out_ids, out_status)
+
+    return kernel
 
 
 def _nobody(device: torch.device) -> DrawRows:
@@ -154,7 +173,7 @@ def drawer(vocab_size: int) -> Callable[..., None]:
         num_rows = len(logits)
         if not memory or len(memory[-1].ids) < num_rows * num_parts:
             # What a recorded step knows stays where it is.
-            memory.append(Parts(logits.device, max(256, num_rows), num_parts))
+            memory.append(Parts(logits.device, max(_ROWS, num_rows), num_parts))
         parts = memory[-1]
         launch(
             logit_tiles,
