@@ -14,10 +14,12 @@ from support.drafters import ngram_drafts
 from support.families import tiny_model
 from support.plain import greedy, logprobs_of, seeded
 from support.tiny import TinyEngine, oracle_greedy, prompts_of, tiny_llama
+from torch.profiler import ProfilerActivity, profile
 
 from pelton import LLM
 from pelton.config.graphs import GraphsConfig
 from pelton.config.params import SamplingParams
+from pelton.device.made import Made
 
 pytestmark = pytest.mark.gpu
 
@@ -97,6 +99,37 @@ def test_drafts(num_drafts, backend):
     engine = recorded(backend, speculation=ngram_drafts(num_drafts))
     prompts = [p * 2 for p in PROMPTS]
     assert engine.generate(prompts) == [oracle_greedy(tiny_llama(), p, 12) for p in prompts]
+
+
+FAMILIES = {
+    "Llama": {},
+    "Qwen3Moe": {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    "Gemma3Text": {},
+    "GraniteMoeHybrid": HYBRID,
+}
+
+
+@pytest.mark.parametrize("is_invariant", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_recordings_make_nothing_but_launches(family, is_invariant):
+    """No memory, no thread, no file; nor, as far as the driver is asked, a handle."""
+    engine = TinyEngine(
+        tiny_model(family, **FAMILIES[family]),
+        device="cuda",
+        attention_backend="triton_invariant" if is_invariant else "triton",
+        batch_invariant=is_invariant,
+        graphs=GRAPHS,
+    )
+    left = len(engine.worker._assembled.executor.unrecorded())
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        while engine.loop.idle():
+            pass
+    assert left > len(engine.worker._assembled.executor.unrecorded()) == 0
+    assert engine.device.made_in_recordings == Made()
+    calls = {event.name() for event in profiler.profiler.kineto_results.events()}
+    assert any("BeginCapture" in call for call in calls), "the driver's calls are seen"
+    made = ("Malloc", "HostAlloc", "StreamCreate", "EventCreate", "ModuleLoad", "LibraryLoad")
+    assert not {call for call in calls if call.startswith("cu") and any(m in call for m in made)}
 
 
 def test_another_thread_works_in_the_same_queue():
