@@ -65,28 +65,12 @@ def _state_of(states, slot, position, ring, stride_slot, stride_ring):
 
 @triton.jit(do_not_specialize=["ring"])
 def scan_chunks(
-    x,
-    dt,
-    b,
-    c,
-    states,
-    out,
-    idx_mapping,
-    query_start_loc,
-    seq_lens,
-    a_log,
-    d,
-    dt_bias,
+    tensors,
+    rows,
+    weights,
     ring,
-    low,
-    high,
-    stride_x,
-    stride_dt,
-    stride_b,
-    stride_c,
-    stride_out,
-    stride_slot,
-    stride_ring,
+    limits,
+    strides,
     HEADS_PER_GROUP: tl.constexpr,
     P: tl.constexpr,
     N: tl.constexpr,
@@ -98,6 +82,11 @@ def scan_chunks(
 ):
     """All but the last tokens of long rows, CHUNK at a time, and the state after them. Program:
     (head and part of its P, row). Products have operands of type OPERAND."""
+    x, dt, b, c, states, out = tensors
+    idx_mapping, query_start_loc, seq_lens = rows
+    a_log, d, dt_bias = weights
+    low, high = limits
+    stride_x, stride_dt, stride_b, stride_c, stride_out, stride_slot, stride_ring = strides
     PARTS: tl.constexpr = (P + BLOCK_P - 1) // BLOCK_P
     head = tl.program_id(0) // PARTS
     row = tl.program_id(1)
@@ -169,30 +158,14 @@ def scan_chunks(
 
 @triton.jit(do_not_specialize=["num_rows", "num_tokens", "ring"])
 def scan_tokens(
-    x,
-    dt,
-    b,
-    c,
-    states,
-    out,
-    idx_mapping,
-    query_start_loc,
-    seq_lens,
-    a_log,
-    d,
-    dt_bias,
+    tensors,
+    rows,
+    weights,
     num_rows,
     num_tokens,
     ring,
-    low,
-    high,
-    stride_x,
-    stride_dt,
-    stride_b,
-    stride_c,
-    stride_out,
-    stride_slot,
-    stride_ring,
+    limits,
+    strides,
     HEADS_PER_GROUP: tl.constexpr,
     P: tl.constexpr,
     N: tl.constexpr,
@@ -202,6 +175,11 @@ def scan_tokens(
 ):
     """A row's tokens, one by one; with HAS_CHUNKS those that scan_chunks has left. Padding tokens
     get 0. Program: (head and part of its P, row)."""
+    x, dt, b, c, states, out = tensors
+    idx_mapping, query_start_loc, seq_lens = rows
+    a_log, d, dt_bias = weights
+    low, high = limits
+    stride_x, stride_dt, stride_b, stride_c, stride_out, stride_slot, stride_ring = strides
     PARTS: tl.constexpr = (P + BLOCK_P - 1) // BLOCK_P
     head = tl.program_id(0) // PARTS
     row = tl.program_id(1)
@@ -256,7 +234,8 @@ def selective_scan(
 ) -> Kernel:
     num_heads, head_dim = signature.num_heads, signature.head_dim
     weights = tuple(weight.to(torch.float32) for weight in (a_log, d, dt_bias))
-    low, high = (float(limit) for limit in signature.dt_limits)
+    low, high = signature.dt_limits
+    limits = float(low), float(high)
     tile = TILES[signature.dtype]
     whole_p = max(16, triton.next_power_of_2(head_dim))
     sizes = {
@@ -282,7 +261,8 @@ def selective_scan(
         if not num_rows:
             out.zero_()
             return
-        tensors = (x, dt, b, c, states, out, meta.idx_mapping, meta.query_start_loc, meta.seq_lens)
+        tensors = (x, dt, b, c, states, out)
+        rows = (meta.idx_mapping, meta.query_start_loc, meta.seq_lens)
         strides = (
             *(t.stride(0) for t in (x, dt, b, c, out)), states.stride(0), states.stride(1)
         )  # fmt: skip
@@ -290,13 +270,13 @@ def selective_scan(
         if has_chunks:
             block_p = min(whole_p, tile.block_p)
             scan_chunks[grid(block_p, num_rows)](
-                *tensors, *weights, meta.ring, low, high, *strides, **sizes,
+                tensors, rows, weights, meta.ring, limits, strides, **sizes,
                 BLOCK_P=block_p, CHUNK=tile.chunk, OPERAND=tile.operand, PRECISION=tile.precision,
                 num_warps=tile.num_warps, num_stages=1,
             )  # fmt: skip
         block_p = min(whole_p, TOKEN_BLOCK_P)
         scan_tokens[grid(block_p, num_rows)](
-            *tensors, *weights, num_rows, num_tokens, meta.ring, low, high, *strides, **sizes,
+            tensors, rows, weights, num_rows, num_tokens, meta.ring, limits, strides, **sizes,
             BLOCK_P=block_p, HAS_CHUNKS=has_chunks, num_warps=4,
         )  # fmt: skip
 
