@@ -350,6 +350,24 @@ def test_the_first_step_loads_what_chunks_will_need():
 
 
 @needs_gpu
+@pytest.mark.parametrize("heads", [(8, 2), (8, 4)])
+@pytest.mark.parametrize(
+    "lens", [[(1, 40), (300, 310), (1700, 1700), (77, 77)], [(1, 9), (33, 40), (3100, 3110)]]
+)
+def test_keys_of_the_step_itself_in_tiles_of_all_sizes(lens, heads):
+    """Of steps with short rows, and with a long one, by the copy engine."""
+    from pelton.ops.paged_attention.launch import StepShape, Workspace
+    from pelton.ops.paged_attention.triton import TritonAttention
+
+    case = _gpu(
+        lens=lens, heads=heads, head_dim=128, rotary_dim=128, dtype=torch.bfloat16, block_size=16
+    )
+    attention = TritonAttention(case.signature, Workspace("cuda"))
+    assert attention.fresh(StepShape.of(case.meta, len(case.qkv)), case.qkv) is not None
+    case.check()
+
+
+@needs_gpu
 @pytest.mark.parametrize("num_singles", [1, 63, 64, 150])
 def test_many_rows_of_one_token_before_chunks(num_singles):
     """Of these one kernel takes the first, and another one finds where the first chunk begins."""

@@ -23,6 +23,7 @@ from pelton.ops.paged_attention.triton_prefill import prefill
 from pelton.ops.paged_attention.triton_tiles import (
     FEW_ROW_HEADS,
     FIXED_SPLIT,
+    LONG_QUERY,
     DecodeTile,
     PrefillTile,
     fixed_tile,
@@ -85,6 +86,8 @@ class TritonAttention:
             return fixed_tile(row_bytes=self._row_bytes)
         return prefill_tile(
             num_row_heads=shape.num_tokens * self.signature.num_heads,
+            max_query_len=shape.max_query_len,
+            group=self.group,
             row_bytes=self._row_bytes,
             is_float=self.signature.dtype == torch.float32,
             is_fresh=is_fresh,
@@ -205,14 +208,20 @@ class TritonAttention:
         """Compile and load the kernels of steps that are not recorded, those with chunks, whether
         or not this step needs them: later ones then wait for no compiler. Launches nothing."""
         self._run = load
-        for num_tokens, fresh in ((2**15, True), (2**15, False), (1, False)):
+        long, short = 2 * LONG_QUERY, LONG_QUERY
+        for num_tokens, longest, fresh in (
+            (2**15, long, True),
+            (2**15, short, True),
+            (2**15, long, False),
+            (1, long, False),
+        ):
             shape = StepShape(
                 num_rows=1,
                 num_tokens=num_tokens,
                 uniform_query_len=0,
                 min_query_len=1,
-                max_query_len=2**15,
-                max_seq_len=2**15,
+                max_query_len=longest,
+                max_seq_len=longest,
                 is_fresh=fresh,
             )
             self.attend(shape, qkv, kv, meta, out, fresh=self.fresh(shape, qkv))

@@ -14,6 +14,8 @@ _LONG_SPLIT = 2048
 _FEW = 160
 # Query tokens times heads that leave part of the GPU idle in tiles of 128.
 FEW_ROW_HEADS = 2**14
+# Query tokens of a row up to which a tile's beginning and end count.
+LONG_QUERY = 3072
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,19 +93,31 @@ class PrefillTile:
 
 
 def prefill_tile(
-    *, num_row_heads: int, row_bytes: int, is_float: bool, is_fresh: bool, has_codes: bool
+    *,
+    num_row_heads: int,
+    max_query_len: int,
+    group: int,
+    row_bytes: int,
+    is_float: bool,
+    is_fresh: bool,
+    has_codes: bool,
 ) -> PrefillTile:
-    """num_row_heads: query tokens times heads. is_fresh: the step's own keys come by the copy
-    engine, whole tiles at a time."""
+    """num_row_heads: query tokens times heads. group: query heads of a key head. is_fresh: the
+    step's own keys come by the copy engine, whole tiles at a time."""
     if is_float:
         return PrefillTile(num_rows=64, num_keys=32, num_stages=2, num_warps=8)
     if row_bytes > 256 or has_codes:
         return PrefillTile(num_rows=128, num_keys=64, num_stages=2, num_warps=8)
     if num_row_heads <= FEW_ROW_HEADS:
         return PrefillTile(num_rows=64, num_keys=64, num_stages=3, num_warps=4)
-    if is_fresh:
+    if not is_fresh:
+        return PrefillTile(num_rows=128, num_keys=64, num_stages=3, num_warps=4)
+    if max_query_len > LONG_QUERY:
         return PrefillTile(num_rows=128, num_keys=128, num_stages=3, num_warps=8)
-    return PrefillTile(num_rows=128, num_keys=64, num_stages=3, num_warps=4)
+    # Short rows: several programs an SM, and tiles of keys as long as a tile's query tokens.
+    if group > 2:
+        return PrefillTile(num_rows=128, num_keys=32, num_stages=3, num_warps=4)
+    return PrefillTile(num_rows=128, num_keys=64, num_stages=3, num_warps=8)
 
 
 # Keys of a split where sums have a fixed order.
