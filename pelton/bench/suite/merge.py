@@ -25,7 +25,8 @@ def runs_of(result: dict[str, Any]) -> list[dict[str, Any]]:
 
 def merged(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Raises ConfigError for a figure that was measured twice."""
-    runs, seen = [], set()
+    runs: list[dict[str, Any]] = []
+    seen: set[tuple[str, str]] = set()
     for run in (run for result in results for run in runs_of(result)):
         rows = [row for row in run["rows"] if row["value"] is not None]
         names = {(row["subject"], row["name"]) for row in rows}
