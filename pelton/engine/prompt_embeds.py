@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +21,14 @@ _FIELD = "prompt_embeds"
 _SAFETENSORS = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
 # One tensor, and perhaps some metadata: a client's JSON is not to take long.
 _MAX_HEADER_BYTES = 2**16
+_CACHED_ELEMENTS = 2**16
+# The type of the bits, and those that are all set in what is not finite.
+_EXPONENTS: dict[str, tuple[type[np.unsignedinteger[Any]], int]] = {
+    "float16": (np.uint16, 0x7C00),
+    "bfloat16": (np.uint16, 0x7F80),
+    "float32": (np.uint32, 0x7F80_0000),
+    "float64": (np.uint64, 0x7FF0_0000_0000_0000),
+}
 
 
 def read_prompt_embeds(data: bytes) -> PromptEmbeds:
@@ -66,7 +75,8 @@ def as_prompt_embeds(
     Raises RequestError naming what is wrong, and for numbers that are not finite in `dtype`: they
     would make every later token of the request NaN.
     """
-    rows = _floats(given, hidden_size, max_rows)
+    found = _as_stored(given, hidden_size, max_rows)
+    rows = found.rows
     if is_row is not None:
         num_wanted = int(is_row.sum())
         if len(rows) == len(is_row):
@@ -77,14 +87,19 @@ def as_prompt_embeds(
                 f"{num_wanted}, one for each False of prompt_is_token_ids; got {len(rows)}.",
                 field=_FIELD,
             )
-    kept = _as_dtype(rows, dtype)
-    is_finite = np.isfinite(_widened(kept)).all(axis=1)
-    if not is_finite.all():
-        raise RequestError(
-            f"prompt_embeds must be finite in {dtype}; row {int(is_finite.argmin())} is not.",
-            field=_FIELD,
-        )
-    return kept
+    kept = _as_dtype(rows, found.dtype, dtype)
+    bits, exponent = _EXPONENTS[dtype]
+    step = _rows_at_once(kept)
+    for first in range(0, len(kept), step):
+        part = kept[first : first + step].view(bits)
+        is_finite = ((part & exponent) != exponent).all(axis=1)
+        if not is_finite.all():
+            raise RequestError(
+                f"prompt_embeds must be finite in {dtype}; row {first + int(is_finite.argmin())} "
+                "is not.",
+                field=_FIELD,
+            )
+    return PromptEmbeds(kept, dtype)
 
 
 def as_mix(ids: Any, is_token: Any) -> tuple[Int32Array, _Array]:
@@ -125,9 +140,8 @@ def _check_shape(shape: Sequence[int]) -> None:
         )
 
 
-def _floats(given: Any, hidden_size: int, max_rows: int) -> _Array:
-    """[T, H] float16, float32 or float64 with the values of what is given. Nothing that is too
-    large is copied."""
+def _as_stored(given: Any, hidden_size: int, max_rows: int) -> PromptEmbeds:
+    """What is given, in its own dtype. Nothing that is too large is copied."""
     if isinstance(given, PromptEmbeds):
         shape, name = given.rows.shape, given.dtype
     elif isinstance(given, np.ndarray) or _is_tensor(given):
@@ -154,32 +168,44 @@ def _floats(given: Any, hidden_size: int, max_rows: int) -> _Array:
             field=_FIELD,
         )
     if isinstance(given, PromptEmbeds):
-        return _widened(given)
-    if isinstance(given, np.ndarray):
         return given
-    given = given.detach().cpu()
-    floats: _Array = (given.float() if name == "bfloat16" else given).numpy()
-    return floats
+    if isinstance(given, np.ndarray):
+        return PromptEmbeds(given.astype(STORED_AS[name], copy=False), name)
+    given = given.detach().cpu().contiguous()
+    if name == "bfloat16":
+        # Whoever has a tensor has imported torch.
+        given = given.view(sys.modules["torch"].int16)
+    return PromptEmbeds(given.numpy().view(STORED_AS[name]), name)
 
 
 def _is_tensor(given: Any) -> bool:
-    """Of torch, which is not imported here: whoever has a tensor has done that."""
+    """Of torch, which is not imported here."""
     return type(given).__module__.partition(".")[0] == "torch" and hasattr(given, "detach")
 
 
-def _as_dtype(rows: _Array, dtype: str) -> PromptEmbeds:
+def _rows_at_once(rows: _Array) -> int:
+    """So many that what is made of them on the way stays in the cache."""
+    return max(1, _CACHED_ELEMENTS // int(rows.shape[1]))
+
+
+def _as_dtype(rows: _Array, name: str, dtype: str) -> _Array:
     """Rounded to nearest, ties to even. What is too large becomes infinite."""
+    if name == dtype:
+        return rows
+    out = np.empty(rows.shape, STORED_AS[dtype])
+    step = _rows_at_once(rows)
     with np.errstate(over="ignore", invalid="ignore"):
-        if dtype != "bfloat16":
-            return PromptEmbeds(rows.astype(STORED_AS[dtype], copy=False), dtype)
-        bits = np.ascontiguousarray(rows, np.float32).view(np.uint32)
-        half = (bits >> 16 & 1) + np.uint32(0x7FFF)
-        is_nan = (bits & 0x7FFFFFFF) > 0x7F800000  # rounding could carry into the sign
-        return PromptEmbeds(np.where(is_nan, 0x7FC0, bits + half >> 16).astype(np.uint16), dtype)
+        for first in range(0, len(rows), step):
+            part = rows[first : first + step]
+            if name == "bfloat16":
+                part = (part.astype(np.uint32) << 16).view(np.float32)
+            out[first : first + step] = _bfloat16(part) if dtype == "bfloat16" else part
+    return out
 
 
-def _widened(embeds: PromptEmbeds) -> _Array:
-    """The same numbers as something that numpy calculates with."""
-    if embeds.dtype != "bfloat16":
-        return embeds.rows
-    return (embeds.rows.astype(np.uint32) << 16).view(np.float32)
+def _bfloat16(rows: _Array) -> _Array:
+    """Its bits, of any floats."""
+    bits = rows.astype(np.float32).view(np.uint32)
+    half = (bits >> 16 & 1) + np.uint32(0x7FFF)
+    is_nan = (bits & 0x7FFFFFFF) > 0x7F800000  # rounding could carry into the sign
+    return np.where(is_nan, 0x7FC0, bits + half >> 16).astype(np.uint16)

@@ -31,11 +31,12 @@ class Start(msgspec.Struct, tag="start", array_like=True, frozen=True):
 
 
 class PackedEmbeds(msgspec.Struct, array_like=True, frozen=True):
-    """Embeddings of a prompt: [n, width] elements of `dtype`, little-endian, row by row."""
+    """Embeddings of a prompt: [n, width] elements of `dtype`, little-endian, row by row. Large, so
+    that neither side copies them beside the message: `rows` is a view."""
 
     dtype: str
     width: int
-    rows: bytes
+    rows: memoryview
 
 
 class AddRequest(msgspec.Struct, tag="add", array_like=True, frozen=True):
@@ -105,11 +106,11 @@ def pack_token_ids(ids: Int32Array) -> bytes:
 
 
 def pack_embeds(embeds: PromptEmbeds) -> PackedEmbeds:
-    return PackedEmbeds(embeds.dtype, embeds.width, embeds.rows.tobytes())
+    return PackedEmbeds(embeds.dtype, embeds.width, embeds.rows.data.cast("B"))
 
 
 def unpack_embeds(packed: PackedEmbeds) -> PromptEmbeds:
-    """Read-only views."""
+    """A read-only view, too."""
     rows = np.frombuffer(packed.rows, STORED_AS[packed.dtype])
     return PromptEmbeds(rows.reshape(-1, packed.width), packed.dtype)
 

@@ -54,7 +54,7 @@ FAULT = Fault("request", "seed is wrong", "seed")
     [
         Start(1, b"abc", 20, {"a:B": {"c": "d:e"}}),
         AddRequest(2**40, "r", b"\1\0\0\0", {"n": 3, "logit_bias": {5: 1.0}}, (2,), -1, "salt"),
-        AddRequest(1, "r", b"", {}, embeds=PackedEmbeds("bfloat16", 2, b"abcd")),
+        AddRequest(1, "r", b"", {}, embeds=PackedEmbeds("bfloat16", 2, memoryview(b"abcd"))),
         Abort(5, 3),
         ResetPrefixCache(),
         Shutdown(),
