@@ -20,6 +20,8 @@ from support.scripted_engine import scripted_llm, smollm2
 from support.serving import served_in_thread
 from support.tiny import tiny_llama
 
+from pelton.checkpoint.embedded import embedded_model
+
 MOST = 1_000_000  # characters; more are not tokenized
 WORDS = "Turbines number 12 turn; water runs, and light is made of it. "
 
@@ -91,7 +93,10 @@ async def watch(
             "/v1/completions",
             {"prompt": text[:MOST], "max_tokens": 1, "truncate_prompt_tokens": 100},
         ),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": text}]}),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": text}], "max_tokens": 1},
+        ),
     ]
     folder = new_folder("bodies")
     for number, (_, body) in enumerate(bodies):
@@ -169,6 +174,32 @@ def test_ten_prompts_of_5_megabytes() -> None:
         assert set(statuses) == {200, 400}
         assert health.longest < 0.1
         assert gaps.longest < 0.1
+
+
+@pytest.mark.long
+def test_prompts_of_5_megabytes_at_most_double_the_gaps() -> None:
+    """Of SmolLM2. What is usual: the longest gap while as many short prompts come, of about the
+    tokens that the large ones are cut to."""
+    with serving(model=embedded_model()) as server:
+
+        def longest_gap(num_bytes: int) -> float:
+            _, gaps, statuses = asyncio.run(
+                watch(
+                    server.url,
+                    10,
+                    num_bytes,
+                    num_tokens=6000,
+                    server=server.process.pid,
+                    engine=server.engine_pid(),
+                )
+            )
+            assert set(statuses) == ({200} if num_bytes < MOST else {200, 400})
+            print(f"{num_bytes} bytes: {gaps}")
+            return gaps.longest
+
+        longest_gap(400)  # what a first one has to do
+        usual = max(longest_gap(400) for _ in range(3))
+        assert longest_gap(5_000_000) <= 2 * usual
 
 
 def test_prompts_of_a_megabyte() -> None:
