@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from pelton.config.encoder import EncoderConfig
+
 Classifier = Literal["", "text", "token"]
 Activation = Literal["softmax", "sigmoid", "identity"]
 LayerKind = Literal["full", "window", "recurrent"]
@@ -82,7 +84,7 @@ class Mamba2Config:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig:
-    """A decoder-only transformer, as its checkpoint describes it.
+    """A decoder-only transformer or an encoder, as its checkpoint describes it.
 
     `max_position` is the context length the checkpoint was made for, in tokens; `checkpoint_dtype`
     is "float32", "bfloat16" or "float16" (a quantised GGUF counts as "float32": that is what its
@@ -111,6 +113,8 @@ class ModelConfig:
     has_lm_head: whether it ends in logits of tokens, as an engine that generates needs it; else in
         hidden states, or in a classifier of whole texts or of their tokens, into num_labels classes
         (a "token" one has a bias), whose scores become probabilities by label_activation.
+    encoder: what an encoder has beside this, or None. Its "window" layers see `window` tokens on
+        each side of a token, and its hidden_act may be "gelu", the exact one.
     """
 
     architecture: str
@@ -154,6 +158,7 @@ class ModelConfig:
     swiglu_alpha: float = 1.0
     residual_multiplier: float = 1.0
     logits_divisor: float = 1.0
+    encoder: EncoderConfig | None = None
     mamba2: Mamba2Config | None = None
     has_lm_head: bool = True
     classifier: Classifier = ""

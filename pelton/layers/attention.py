@@ -11,6 +11,28 @@ from pelton.layers.parameter import Parameter, Part, PartName, shard
 from pelton.ops.paged_attention import AttentionSignature
 
 
+def qkv_parts(build: BuildContext, config: ModelConfig) -> dict[PartName, Part]:
+    """This rank's heads of the three products, one behind the other."""
+    parts: dict[PartName, Part] = {}
+    offset = 0
+    for name, heads in (
+        ("q", config.num_heads),
+        ("k", config.num_kv_heads),
+        ("v", config.num_kv_heads),
+    ):
+        part = shard(
+            (heads * config.head_dim, config.hidden_size),
+            build.rank,
+            build.size,
+            unit=config.head_dim,
+            dst_start=offset,
+            may_replicate=name != "q",
+        )
+        parts[name] = part
+        offset += part.dst_size
+    return parts
+
+
 class SelfAttention:
     """norm, qkv, rotation, paged attention and output product into the residual stream.
 
@@ -19,23 +41,7 @@ class SelfAttention:
 
     def __init__(self, build: BuildContext, config: ModelConfig, index: int) -> None:
         hidden, head_dim = config.hidden_size, config.head_dim
-        parts: dict[PartName, Part] = {}
-        offset = 0
-        for name, heads in (
-            ("q", config.num_heads),
-            ("k", config.num_kv_heads),
-            ("v", config.num_kv_heads),
-        ):
-            part = shard(
-                (heads * head_dim, hidden),
-                build.rank,
-                build.size,
-                unit=head_dim,
-                dst_start=offset,
-                may_replicate=name != "q",
-            )
-            parts[name] = part
-            offset += part.dst_size
+        parts = qkv_parts(build, config)
         self.qkv = NormLinear(
             build,
             hidden,

@@ -10,6 +10,7 @@ import torch
 
 from pelton.attention.backend import AttentionBackend
 from pelton.batch.recurrent_states import RecurrentStates
+from pelton.ops.bidirectional_attention import BidirectionalMetadata
 from pelton.ops.paged_attention import AttentionMetadata
 from pelton.ops.recurrent import RecurrentMetadata
 
@@ -147,7 +148,7 @@ class StepContext:
     num_tokens: int
     buffers: StepBuffers
     ropes: Sequence[RopeTensors]
-    metadata: Sequence[AttentionMetadata | RecurrentMetadata]
+    metadata: Sequence[AttentionMetadata | RecurrentMetadata | BidirectionalMetadata]
     kv: Sequence[torch.Tensor]
     states: RecurrentStates
     communicator: Communicator = field(default_factory=OneRank)
