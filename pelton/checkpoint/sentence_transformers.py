@@ -24,13 +24,19 @@ _REFUSED = (
     "pooling_mode_weightedmean_tokens",
 )
 
+_TRANSFORMER_FILES = (
+    "bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet"
+)  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentenceModules:
-    """method: of pooling. normalises: whether vectors get length 1."""
+    """method: of pooling. normalises: whether vectors get length 1. max_prompt_tokens: of a text,
+    special tokens included, or None."""
 
     method: str
     normalises: bool
+    max_prompt_tokens: int | None = None
 
 
 def read_sentence_modules(checkpoint: Checkpoint) -> SentenceModules | None:
@@ -43,21 +49,45 @@ def read_sentence_modules(checkpoint: Checkpoint) -> SentenceModules | None:
     path = checkpoint.folder / "modules.json"
     if checkpoint.config_path is None or not path.is_file():
         return None
-    method, normalises = None, False
+    method, normalises, most = None, False, None
     for module in _load(path, list):
         if not isinstance(module, dict) or not isinstance(module.get("type"), str):
             raise CheckpointError(f"{path}: must be a list of objects with a 'type' each.")
         kind = module["type"].rpartition(".")[2]
+        folder = checkpoint.folder / str(module.get("path", ""))
         if kind == "Pooling":
-            method = _method(checkpoint.folder / str(module.get("path", "")) / "config.json")
+            method = _method(folder / "config.json")
         elif kind == "Normalize":
             normalises = True
-        elif kind != "Transformer":
+        elif kind == "Transformer":
+            most = _max_prompt_tokens(folder)
+        else:
             raise UnsupportedError(
                 f"{path}: the module {module['type']!r} is not supported; Transformer, Pooling and "
                 "Normalize are."
             )
-    return None if method is None else SentenceModules(method=method, normalises=normalises)
+    if method is None:
+        return None
+    _check_prompts(checkpoint.folder / "config_sentence_transformers.json")
+    return SentenceModules(method=method, normalises=normalises, max_prompt_tokens=most)
+
+
+def _max_prompt_tokens(folder: Path) -> int | None:
+    """What the transformer's own file says; its name has the family's in it."""
+    for name in _TRANSFORMER_FILES:
+        path = folder / f"sentence_{name}_config.json"
+        if path.is_file():
+            config = ConfigReader(_load(path, dict), str(path))
+            config.require("do_lower_case", False)
+            given = config.get("max_seq_length") is not None
+            return config.integer("max_seq_length") if given else None
+    return None
+
+
+def _check_prompts(path: Path) -> None:
+    """Texts may be meant to have an instruction before them; whoever asks writes it."""
+    if path.is_file():
+        ConfigReader(_load(path, dict), str(path)).require("default_prompt_name")
 
 
 def _method(path: Path) -> str:

@@ -21,7 +21,7 @@ class EncoderConfig:
         0: positions are rotations. num_token_types: learned vectors of segments.
     classifier_inner: what stands before a classifier of texts: a product with tanh, or one with
         GELU and a norm, which stands before one of tokens too; classifier_inner_bias: whether the
-        product has a bias. classifier_method: how a text is pooled for it.
+        product has a bias.
     """
 
     norms_first: bool
@@ -32,4 +32,3 @@ class EncoderConfig:
     num_token_types: int = 0
     classifier_inner: ClassifierInner = ""
     classifier_inner_bias: bool = False
-    classifier_method: str = "cls"

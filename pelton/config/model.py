@@ -115,6 +115,8 @@ class ModelConfig:
         (a "token" one has a bias), whose scores become probabilities by label_activation.
     encoder: what an encoder has beside this, or None. Its "window" layers see `window` tokens on
         each side of a token, and its hidden_act may be "gelu", the exact one.
+    is_bidirectional: of a decoder's layers, whether tokens also see those behind them.
+    pooling_method: how a text is pooled, unless sentence-transformers' files say.
     """
 
     architecture: str
@@ -159,6 +161,8 @@ class ModelConfig:
     residual_multiplier: float = 1.0
     logits_divisor: float = 1.0
     encoder: EncoderConfig | None = None
+    is_bidirectional: bool = False
+    pooling_method: str = "last"
     mamba2: Mamba2Config | None = None
     has_lm_head: bool = True
     classifier: Classifier = ""
@@ -167,6 +171,17 @@ class ModelConfig:
 
     def layer_kind(self, index: int) -> LayerKind:
         return self.layer_kinds[index] if self.layer_kinds else "full"
+
+    @property
+    def keeps_kv(self) -> bool:
+        """Whether later steps need anything of earlier ones' tokens: not where all tokens of a text
+        see each other, in one step."""
+        return self.encoder is None and not self.is_bidirectional
+
+    @property
+    def num_segments(self) -> int:
+        """Parts of a text that the model tells from one another."""
+        return 1 if self.encoder is None else max(self.encoder.num_token_types, 1)
 
     @property
     def is_recurrent(self) -> bool:

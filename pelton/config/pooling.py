@@ -116,7 +116,8 @@ class PoolingConfig:
     tasks: what requests may ask; the first is the default. method: of a task of whole prompts,
     unless the request says another. normalises: whether vectors get length 1. activation: of
     classes. embedding_size: numbers in a vector; num_labels: classes, 0 = none. max_prompt_tokens:
-    of a prompt, where the checkpoint allows fewer than max_model_len. step_tag_id,
+    of a prompt, where the checkpoint's files ask for fewer than the model has room for: what
+    max_model_len is, unless it is given. step_tag_id,
     returned_token_ids: defaults of method "step".
     methods: that there are, told by the worker.
     """

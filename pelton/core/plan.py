@@ -71,6 +71,7 @@ class NewRow:
     restores: copies from host pages to some of these blocks, before the step's forward pass.
     seed: of the request's noise, in [-2**63, 2**63).
     pooling: what is made of its hidden states, of a request that yields no tokens.
+    second_segment: index of the token where the second part of a pair begins, or None.
     state_blocks: of the checkpoint that holds its recurrent state after num_computed_tokens tokens,
         to be read before anything else of the step; empty where there is none.
     """
@@ -85,6 +86,7 @@ class NewRow:
     seed: int
     eos_token_ids: tuple[int, ...] = ()
     pooling: PoolingParams | None = None
+    second_segment: int | None = None
     state_blocks: Int32Array = field(default_factory=lambda: NO_BLOCKS)
     restores: PageCopies = NO_COPIES
     prompt_embeds: PromptEmbeds | None = None

@@ -46,6 +46,7 @@ class Request:
         request_id: unique among unfinished requests.
         prompt_token_ids: [prompt_len], int32 or integers that fit it; where an embedding stands,
             its placeholder (core/prompt_embeds.py).
+        second_segment: index of the token where the second text of a pair begins, or None.
         prompt_embeds: these embeddings, or None. Whoever only keeps a request's record may let go
             of them.
         params: of sampling; or of pooling, completed by the engine's PoolingConfig. A request that
@@ -107,6 +108,7 @@ class Request:
         "ref",
         "request_id",
         "saved",
+        "second_segment",
         "seed",
         "status",
         "stop_reason",
@@ -123,6 +125,7 @@ class Request:
         cache_salt: str | None = None,
         adapter: str | None = None,
         prompt_embeds: PromptEmbeds | None = None,
+        second_segment: int | None = None,
         eos_token_ids: tuple[int, ...] = (),
         seed: int | None = None,
     ) -> None:
@@ -134,6 +137,7 @@ class Request:
         self.cache_salt = cache_salt
         self.adapter = adapter
         self.prompt_embeds = prompt_embeds
+        self.second_segment = second_segment
         self.eos_token_ids = eos_token_ids
         if params.seed is not None:
             self.seed = params.seed

@@ -164,12 +164,19 @@ class Scheduler:
         ):
             if value < least:
                 raise ConfigError(f"{name} must be at least {least}, got {value}.")
+        longest = config.long_prefill_token_threshold or config.max_num_batched_tokens
+        if not config.chunks_prompts and longest < max_model_len:
+            raise ConfigError(
+                f"A step takes {longest} tokens of a prompt at most, and prompts of up to "
+                f"max_model_len={max_model_len} tokens that must be computed whole."
+            )
         self._policy_key = get_policy(config.policy)
         self._is_fcfs = config.policy == "fcfs"
         self._max_num_batched_tokens = config.max_num_batched_tokens
-        self._long_prefill = config.long_prefill_token_threshold or config.max_num_batched_tokens
+        self._long_prefill = longest
         self._max_scored = config.max_scored_tokens
         self._max_num_seqs = config.max_num_seqs
+        self._chunks_prompts = config.chunks_prompts
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size
         self._num_drafts = num_speculative_tokens
@@ -447,6 +454,8 @@ class Scheduler:
         """Admit waiting requests, best first, until one does not fit."""
         while self._waiting and self._free_slots and draft.budget > 0:
             request = self._waiting[0]
+            if not self._chunks_prompts and request.num_tokens > draft.budget:
+                return
             admission = self._kv.admit(request)
             if admission is None:
                 return
@@ -478,6 +487,7 @@ class Scheduler:
                     block_ids=tuple(block_ids(table) for table in request.blocks),
                     params=request.params,
                     pooling=request.pooling,
+                    second_segment=request.second_segment,
                     seed=request.seed,
                     eos_token_ids=request.eos_token_ids,
                     state_blocks=admission.state_blocks,

@@ -370,6 +370,7 @@ class AsyncLLM:
             priority=request.priority,
             cache_salt=request.cache_salt,
             embeds=None if request.prompt_embeds is None else pack_embeds(request.prompt_embeds),
+            second_segment=request.second_segment,
         )
         stream = Stream(request, handle, self.tokenizer)
         # Known before the engine knows of it: its first reply finds the way.

@@ -29,7 +29,8 @@ Prompt = str | Mapping[str, Any]
 """Text, or a mapping; each may also have "cache_salt":
 
     {"prompt": text}
-    {"prompt_token_ids": [T]}
+    {"prompt": text, "prompt_pair": text}   two that a pooling model reads together
+    {"prompt_token_ids": [T]}               and for a pair "token_type_ids" [T], 0s and then 1s
     {"prompt_embeds": [T, H]}           embeddings, as transformers' models take `inputs_embeds`
     {"prompt_embeds": [T, H] or [n, H], "prompt_token_ids": [T], "prompt_is_token_ids": [T]}
         a mix: token ids where prompt_is_token_ids is true, embeddings at the other n places; the
@@ -40,7 +41,9 @@ The last three may have "prompt" beside, to be shown with the answer.
 
 _KEYS = (
     "prompt",
+    "prompt_pair",
     "prompt_token_ids",
+    "token_type_ids",
     "prompt_embeds",
     "prompt_is_token_ids",
     "cache_salt",
@@ -49,12 +52,13 @@ _KEYS = (
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """ids: with placeholders where `embeds` stand."""
+    """ids: with placeholders where `embeds` stand. second: where the second text begins."""
 
     text: str | None
     ids: Int32Array | Sequence[int]
     salt: str | None
     embeds: PromptEmbeds | None = None
+    second: int | None = None
 
 
 class PromptReader:
@@ -97,7 +101,7 @@ class PromptReader:
         """As `read`, of a request that is pooled."""
         pooling = self._config.pooling
         params = pooling.complete(params)
-        parts = self._parts(prompt)
+        parts = self._parts(prompt, self._max_tokens(params))
         if parts.embeds is not None and NEEDS_TOKEN_IDS in pooling.needs(params.method or ""):
             raise RequestError(
                 f"method={params.method!r} needs the ids of all tokens, and prompt_embeds have "
@@ -106,34 +110,28 @@ class PromptReader:
             )
         request = Request(
             request_id,
-            self._truncated(parts, params),
+            parts.ids,
             params,
             priority=priority,
             cache_salt=parts.salt,
             prompt_embeds=parts.embeds,
+            second_segment=parts.second,
         )
         return request, parts.text
 
-    def _truncated(self, parts: _Parts, params: PoolingParams) -> Int32Array | Sequence[int]:
-        """The prompt's ids, cut if that was asked for."""
+    def _max_tokens(self, params: PoolingParams) -> int | None:
+        """What a longer prompt is cut to, if that was asked for."""
         asked, most = params.truncate_prompt_tokens, self._config.max_model_len
-        if asked is None:
-            return parts.ids
-        if asked > most:
+        if asked is not None and asked > most:
             raise RequestError(
                 f"truncate_prompt_tokens must be at most max_model_len={most}, got {asked}.",
                 field="truncate_prompt_tokens",
             )
-        if parts.embeds is not None:
-            raise RequestError(
-                "truncate_prompt_tokens cuts text and token ids, not prompt_embeds.",
-                field="truncate_prompt_tokens",
-            )
-        return parts.ids[: most if asked == -1 else asked]
+        return most if asked == -1 else asked
 
-    def _parts(self, prompt: Prompt) -> _Parts:
+    def _parts(self, prompt: Prompt, max_tokens: int | None = None) -> _Parts:
         if isinstance(prompt, str):
-            return _Parts(prompt, self._encode(prompt), None)
+            return self._encoded(prompt, None, None, max_tokens)
         if not isinstance(prompt, Mapping):
             raise RequestError(
                 "a prompt must be a string, {'prompt': ...} or {'prompt_token_ids': [...]}, got "
@@ -152,8 +150,14 @@ class PromptReader:
                 f"cache_salt must be a non-empty string, got {salt!r}.", field="cache_salt"
             )
         text = prompt.get("prompt")
+        self._check_pair(prompt)
         if text is None or isinstance(text, str):
             if prompt.get("prompt_embeds") is not None:
+                if max_tokens is not None:
+                    raise RequestError(
+                        "truncate_prompt_tokens cuts text and token ids, not prompt_embeds.",
+                        field="truncate_prompt_tokens",
+                    )
                 ids, embeds = self._with_embeds(prompt)
                 return _Parts(text, ids, salt, embeds)
             if prompt.get("prompt_is_token_ids") is not None:
@@ -162,13 +166,75 @@ class PromptReader:
                     field="prompt_is_token_ids",
                 )
             if "prompt_token_ids" in prompt:
-                return _Parts(text, prompt["prompt_token_ids"], salt)
+                ids = prompt["prompt_token_ids"]
+                second = self._second_of(prompt.get("token_type_ids"), ids)
+                if max_tokens is not None:
+                    ids = ids[:max_tokens]
+                    second = second if second is None or second < len(ids) else None
+                return _Parts(text, ids, salt, second=second)
         if not isinstance(text, str):
             raise RequestError(
                 "a prompt needs 'prompt' (a string) or 'prompt_token_ids' (a list of integers).",
                 field="prompt",
             )
-        return _Parts(text, self._encode(text), salt)
+        return self._encoded(text, prompt.get("prompt_pair"), salt, max_tokens)
+
+    def _encoded(self, text: str, pair: Any, salt: str | None, max_tokens: int | None) -> _Parts:
+        if pair is None and max_tokens is None:
+            return _Parts(text, self._encode(text), salt)
+        if not self._config.pools:
+            raise RequestError(
+                "prompt_pair is for engines that pool, and this one generates; write both texts "
+                "into one prompt.",
+                field="prompt_pair",
+            )
+        if pair is not None and not isinstance(pair, str):
+            raise RequestError(
+                f"prompt_pair must be a string, got {type(pair).__name__}.", field="prompt_pair"
+            )
+        ids, second = self._known_tokenizer().encode_pair(text, pair, max_tokens=max_tokens)
+        return _Parts(text, ids, salt, second=self._known_segment(second))
+
+    def _check_pair(self, prompt: Mapping[str, Any]) -> None:
+        """Both ways to give a pair."""
+        has_ids = "prompt_token_ids" in prompt or "prompt_embeds" in prompt
+        if prompt.get("prompt_pair") is not None and has_ids:
+            raise RequestError(
+                "prompt_pair is the text behind another text; a pair of token ids is "
+                "prompt_token_ids with token_type_ids.",
+                field="prompt_pair",
+            )
+        if prompt.get("token_type_ids") is not None and (
+            "prompt_token_ids" not in prompt or "prompt_embeds" in prompt
+        ):
+            raise RequestError(
+                "token_type_ids say which of two texts each of prompt_token_ids is of; a pair of "
+                "texts is 'prompt' and 'prompt_pair'.",
+                field="token_type_ids",
+            )
+
+    def _known_segment(self, second: int | None) -> int | None:
+        """None for a model that reads two texts as one."""
+        return second if self._config.model.num_segments > 1 else None
+
+    def _second_of(self, types: Any, ids: Any) -> int | None:
+        """Where token_type_ids go from 0 to 1."""
+        if types is None:
+            return None
+        if self._config.model.num_segments < 2:
+            raise RequestError(
+                "token_type_ids are for models that tell two texts apart, and this one does not; "
+                "leave them out.",
+                field="token_type_ids",
+            )
+        values = list(types) if isinstance(types, (list, tuple, np.ndarray)) else []
+        if len(values) != len(ids) or sorted(values) != values or not {0, 1}.issuperset(values):
+            raise RequestError(
+                f"token_type_ids must be a list of {len(ids)} numbers, as many as "
+                "prompt_token_ids has: 0s, and then 1s.",
+                field="token_type_ids",
+            )
+        return values.index(1) if 1 in values else None
 
     def _with_embeds(self, prompt: Mapping[str, Any]) -> tuple[Int32Array, PromptEmbeds | None]:
         """Token ids, with placeholders, and the embeddings that these stand for."""
@@ -195,13 +261,16 @@ class PromptReader:
         return np.where(is_row, placeholders(is_row), ids), embeds
 
     def _encode(self, text: str) -> Int32Array:
+        return self._known_tokenizer().encode(text)
+
+    def _known_tokenizer(self) -> Tokenizer:
         if self._tokenizer is None:
             raise RequestError(
                 "this model has no tokenizer.json, so a prompt must be given as "
                 "{'prompt_token_ids': [...]}.",
                 field="prompt",
             )
-        return self._tokenizer.encode(text)
+        return self._tokenizer
 
     def _check_params(self, params: SamplingParams) -> None:
         most = min(self._config.max_logprobs, self._config.model.vocab_size)

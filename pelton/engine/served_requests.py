@@ -39,6 +39,7 @@ def read_children(message: AddRequest) -> Children:
             cache_salt=message.cache_salt,
             eos_token_ids=message.eos_token_ids,
             prompt_embeds=None if message.embeds is None else unpack_embeds(message.embeds),
+            second_segment=message.second_segment,
         )
         if request.prompt_embeds is not None:
             _ = request.prompt_embeds.digests  # takes long: not in the step thread

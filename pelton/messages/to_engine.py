@@ -47,6 +47,7 @@ class AddRequest(msgspec.Struct, tag="add", array_like=True, frozen=True):
     token_ids: the prompt, little-endian int32; placeholders where embeddings stand.
     params: see `pack_params`.
     pooling: of a request that is pooled, see `pack_pooling`; its params are empty.
+    second_segment: where the second text of a pair begins, or None.
     """
 
     handle: int
@@ -58,6 +59,7 @@ class AddRequest(msgspec.Struct, tag="add", array_like=True, frozen=True):
     cache_salt: str | None = None
     embeds: PackedEmbeds | None = None
     pooling: dict[str, Any] | None = None
+    second_segment: int | None = None
 
 
 class Abort(msgspec.Struct, tag="abort", array_like=True, frozen=True):

@@ -14,7 +14,10 @@ from pelton.config.model import ModelConfig
 from pelton.core.kv.spec import KVGroup
 from pelton.device.protocol import Device
 from pelton.layers.context import RopeTensors
+from pelton.layers.encoder import EncoderMetadata
 from pelton.layers.rope import rope_tables
+from pelton.model_state.segments import Segments
+from pelton.ops.bidirectional_attention import BidirectionalMetadata
 from pelton.ops.paged_attention import AttentionMetadata
 from pelton.ops.recurrent import RecurrentMetadata, needs_lengths, prepare, row_groups
 from pelton.ops.step_kernels import step_kernel
@@ -26,7 +29,7 @@ class ModelInputs:
     group, and for all recurrent layers."""
 
     ropes: tuple[RopeTensors, ...]
-    metadata: tuple[AttentionMetadata | RecurrentMetadata, ...]
+    metadata: tuple[AttentionMetadata | RecurrentMetadata | BidirectionalMetadata, ...]
 
 
 class DefaultModelState:
@@ -35,8 +38,9 @@ class DefaultModelState:
     Tables: cos [max_model_len, rotary_dim], sin [max_model_len, rotary_dim / 2].
 
     Args:
-        groups: those with block tables.
+        groups: those with block tables; none where every token sees all others of its text.
         states: of the recurrent layers, if there are any.
+        segments: where the second part of each row's text begins.
     """
 
     def __init__(
@@ -46,6 +50,7 @@ class DefaultModelState:
         backend: AttentionBackend,
         groups: Sequence[KVGroup],
         states: RecurrentStates,
+        segments: Segments,
         *,
         dtype: torch.dtype,
         max_tokens: int,
@@ -59,6 +64,9 @@ class DefaultModelState:
         at = {layer: group.index for group in groups for layer in group.layers}
         at |= dict.fromkeys(states.layer_indices, len(self._groups))
         self._metadata_of_layer = [at[layer] for layer in range(len(at))]
+        self._segments = segments
+        if not config.keeps_kv:
+            self._metadata_of_layer = [0] * config.num_layers
         self._ring = states.ring if states.layer_indices else 0
         self._prepares = needs_lengths(dtype, device.torch_device.type)
         self._dtype = dtype
@@ -75,18 +83,31 @@ class DefaultModelState:
         num_tokens = batch.descriptor.num_tokens
         gathered = [tensor[:num_tokens] for tensor in self._gathered]
         self._device.launch(self._gather, batch.inputs.positions, gathered)
-        metadata: list[AttentionMetadata | RecurrentMetadata] = [
+        metadata: list[AttentionMetadata | RecurrentMetadata | BidirectionalMetadata] = [
             self._backend.metadata(self._device, batch, group, self._dtype)
             for group in self._groups
         ]
         if self._ring:
             metadata.append(self._recurrent(batch))
+        if not metadata:
+            metadata.append(self._whole_texts(batch))
         return ModelInputs(
             tuple(
                 RopeTensors(cos[:, None], sin[:, None])
                 for cos, sin in zip(gathered[::2], gathered[1::2], strict=True)
             ),
             tuple(metadata[at] for at in self._metadata_of_layer),
+        )
+
+    def _whole_texts(self, batch: InputBatch) -> EncoderMetadata:
+        assert not batch.is_blank, "attention among a step's own tokens reads lengths on the host"
+        return EncoderMetadata(
+            query_start_loc=batch.step.query_start_loc,
+            num_rows=batch.num_rows,
+            query_lens=batch.query_len_np,
+            max_query_len=batch.descriptor.max_query_len,
+            positions=batch.inputs.positions[0],
+            token_types=self._segments.token_types(batch),
         )
 
     def _recurrent(self, batch: InputBatch) -> RecurrentMetadata:

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 import torch
 
+from pelton.batch.prompt_embeds import LayOver, nothing_over
 from pelton.checkpoint.name_map import NameRules
 from pelton.config.model import ModelConfig
 from pelton.core.kv.spec import LayerKV
@@ -79,9 +80,16 @@ class Encoder:
             **layer.attention.widths(),
         )
 
-    def embed(self, ids: torch.Tensor, out: torch.Tensor, communicator: Communicator) -> None:
-        """Of the tokens alone: the layers add the rest."""
+    def embed(
+        self,
+        ids: torch.Tensor,
+        out: torch.Tensor,
+        communicator: Communicator,
+        lay_over: LayOver = nothing_over,
+    ) -> None:
+        """Of the tokens alone, as transformers takes `inputs_embeds`: the layers add the rest."""
         self.embedding.run(ids, out, communicator)
+        lay_over(out)
 
     def run_layers(
         self,
@@ -133,6 +141,12 @@ class Encoder:
             out.copy_(hidden)
         else:
             self.final_norm.run(hidden, out)
+
+    def project(self, features: torch.Tensor) -> torch.Tensor:
+        return features
+
+    def classify(self, features: torch.Tensor) -> torch.Tensor:
+        raise AssertionError("without a classifier there are no such tasks")
 
 
 def _table(build: BuildContext, rows: int, width: int) -> Parameter:

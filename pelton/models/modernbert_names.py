@@ -20,7 +20,7 @@ _NORMS = (
 MODERNBERT = NameRules(
     rules=tuple(
         rule
-        for prefix in ("model.", "")
+        for prefix in ("model.",)
         for rule in (
             Rule(f"{prefix}embeddings.tok_embeddings.weight", "embed.weight"),
             *(

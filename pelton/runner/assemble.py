@@ -32,6 +32,7 @@ from pelton.forward.recorded import RecordedExecutor
 from pelton.forward.stages import FirstStage, LaterStage, Link, Stage, WholeModel
 from pelton.layers.context import Communicator, OneRank
 from pelton.model_state.default import DefaultModelState
+from pelton.model_state.segments import Segments
 from pelton.models.protocol import Model
 from pelton.ops.recurrent import needs_lengths
 from pelton.runner.ends import make_end
@@ -144,6 +145,9 @@ def assemble(
     zeroing = NewBlockZeroing(device, staging, config.cache.num_blocks, tables.block_sizes)
     if backend.reads_past_end:
         participants.append(zeroing)
+    segments = Segments(device, staging, num_rows=rows.num_rows, max_tokens=max_tokens)
+    if config.model.num_segments > 1:
+        participants.append(segments)
     staging.allocate()
 
     row_tensors = rows.tensors(tables.tensors, tables.block_sizes, tables.windows)
@@ -164,6 +168,7 @@ def assemble(
         backend,
         tabled,
         states,
+        segments,
         dtype=dtype,
         max_tokens=max_tokens,
         max_model_len=config.max_model_len,

@@ -267,7 +267,9 @@ def ready_table(state: ServerState, url: str, num_keys: int) -> str:
         "dtype": f"{facts.dtype} on {facts.device}",
         "context": f"{facts.max_model_len} tokens",
         "KV cache": f"{facts.num_kv_tokens} tokens, room for {facts.full_length_requests} requests "
-        "of full length",
+        "of full length"
+        if facts.num_kv_tokens
+        else "none: a text is computed in one step",
         "prefixes": facts.prefixes,
         "at a time": f"{facts.max_num_seqs} answers",
         "started in": f"{sum(facts.start_times.values()):.2f} s: {phases}",

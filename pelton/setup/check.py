@@ -70,6 +70,16 @@ class CheckedArgs:
 
 
 _INT32 = 2**31 - 1
+_OF_KV = {
+    "block_size",
+    "gpu_memory_utilization",
+    "kv_cache_memory_bytes",
+    "num_gpu_blocks_override",
+    "kv_cache_dtype",
+    "kv_offloading_size",
+    "attention_backend",
+    "long_prefill_token_threshold",
+}
 # field: (least, most); None is legal where it is the field's default.
 _INTEGERS: dict[str, tuple[int, int]] = {
     "seed": (-(2**63), 2**63 - 1),
@@ -142,6 +152,8 @@ def check(args: EngineArgs) -> CheckedArgs:
     _check_lengths(args, model)
     _check_mamba_block_size(args, model)
     _check_parallel(args, model)
+    if not model.keeps_kv:
+        _check_no_kv(args)
     if args.kv_offloading_size and model.is_recurrent:
         raise UnsupportedError(RECURRENT_OFFLOADING.format(value=args.kv_offloading_size))
     header = read_gguf_header(checkpoint.files[0]) if checkpoint.format == "gguf" else None
@@ -373,6 +385,18 @@ def _check_parallel(args: EngineArgs, model: ModelConfig) -> None:
             "value heads; take a number that divides the heads, and is a divisor or a multiple of "
             "the key and value heads."
         )
+
+
+def _check_no_kv(args: EngineArgs) -> None:
+    """Whether anything was said of a KV cache, or of chunks, to a model that has none."""
+    for argument in fields(EngineArgs):
+        given = getattr(args, argument.name)
+        if argument.name in _OF_KV and given != argument.default:
+            raise UnsupportedError(
+                f"{argument.name}={given!r} is for models with a KV cache, whose prompts may be "
+                f"computed in pieces; all tokens of a text of {args.model!r} see each other, in "
+                "one step, and nothing is kept: leave it out."
+            )
 
 
 def _check_lengths(args: EngineArgs, model: ModelConfig) -> None:

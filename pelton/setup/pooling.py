@@ -22,7 +22,13 @@ def decide_pooling(args: EngineArgs, checkpoint: Checkpoint, model: ModelConfig)
     Raises UnsupportedError for what cannot be had together.
     """
     modules = read_sentence_modules(checkpoint) if args.runner != "generate" else None
-    if args.runner == "generate" or (args.runner == "auto" and model.has_lm_head and not modules):
+    if args.runner == "generate" and model.is_bidirectional:
+        raise UnsupportedError(
+            f"runner='generate': tokens of {checkpoint.name!r} see those behind them (is_causal is "
+            "false), so that it generates none; leave runner at 'auto', which pools it."
+        )
+    generates = model.has_lm_head and not model.is_bidirectional and not modules
+    if args.runner == "generate" or (args.runner == "auto" and generates):
         if not model.has_lm_head:
             raise UnsupportedError(
                 f"runner='generate': {checkpoint.name!r} has no head for tokens; leave runner at "
@@ -35,10 +41,11 @@ def decide_pooling(args: EngineArgs, checkpoint: Checkpoint, model: ModelConfig)
         )
     return PoolingConfig(
         tasks=_TASKS[model.classifier],
-        method=modules.method if modules else "last",
+        method=modules.method if modules else model.pooling_method,
         # As sentence-transformers and vLLM have it: vectors of length 1 unless the files differ.
         normalises=modules.normalises if modules else True,
         activation=model.label_activation,
         embedding_size=model.hidden_size,
         num_labels=model.num_labels,
+        max_prompt_tokens=modules.max_prompt_tokens if modules else None,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pelton.config.cache import CacheConfig
+from pelton.config.encoder import EncoderConfig
 from pelton.config.engine import EngineArgs, EngineConfig
 from pelton.config.env import omp_num_threads
 from pelton.config.graphs import GraphsConfig
@@ -35,6 +36,8 @@ _STATES_SHARE = 0.5
 # Tokens. Shared system prompts are often no longer than this.
 _LONG_PREFIX = 512
 _RESERVED_ROWS = 1
+# Of a pool that nobody uses: the null block and another.
+_LEAST_BLOCKS = 2
 # Rows of captured decodes, and tokens of other captured steps. Neighbours are so close that padding
 # costs little; a step of more tokens is so long that launching it takes no time beside it.
 _DECODE_SIZES = (1, 2, 4, *range(8, 257, 8))
@@ -48,6 +51,8 @@ _GIB = 2**30
 
 def num_parameters(model: ModelConfig) -> int:
     """Elements of all weights, from the configuration alone."""
+    if model.encoder is not None:
+        return _encoder_parameters(model, model.encoder)
     query, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
     hidden = model.hidden_size
     has_qkv_bias = model.attention_bias or model.qkv_bias
@@ -69,6 +74,23 @@ def num_parameters(model: ModelConfig) -> int:
     mixers = (model.num_layers - num_recurrent) * attention
     mixers += num_recurrent * _recurrent_parameters(model)
     return mixers + mlps + model.num_layers * norms + embeddings + hidden
+
+
+def _encoder_parameters(model: ModelConfig, encoder: EncoderConfig) -> int:
+    hidden, inner = model.hidden_size, model.intermediate_size
+    norm = hidden * (1 + encoder.norm_bias)
+    embeddings = model.vocab_size + encoder.num_positions + encoder.num_token_types
+    attention = 4 * hidden * (hidden + model.attention_bias)
+    wide = inner * (1 + encoder.is_gated)
+    mlp = hidden * (wide + inner) + model.mlp_bias * (wide + hidden)
+    # Norms first: one more behind the last layer, and none before the first one's attention.
+    norms = 1 + 2 * model.num_layers
+    classifier = model.num_labels * (hidden + 1)
+    if encoder.classifier_inner:
+        classifier += hidden * (hidden + encoder.classifier_inner_bias)
+        classifier += norm * (encoder.classifier_inner == "gelu_norm")
+    layers = model.num_layers * (attention + mlp)
+    return hidden * embeddings + norms * norm + layers + classifier
 
 
 def _recurrent_parameters(model: ModelConfig) -> int:
@@ -98,6 +120,8 @@ def kv_layers(
 ) -> list[LayerKV]:
     """What the model's layers will ask of the KV cache, whose element type is `dtype`.
     state_dtype: the model's own, in which recurrent layers remember their last inputs."""
+    if not model.keeps_kv:
+        return []
     state = None if model.mamba2 is None else mamba2_state(model.mamba2, state_dtype)
     attention = LayerKV(
         index=0,
@@ -158,7 +182,7 @@ def resolve(checked: CheckedArgs, facts: DeviceFacts) -> EngineConfig:
     checked = replace(checked, quantised=_quantised(checked, facts, dtype))
     max_num_seqs, max_num_batched_tokens = _step_limits(checked, facts, dtype)
     _refuse_large_steps(checked, facts, dtype, max_num_seqs, max_num_batched_tokens)
-    model = model.for_length(args.max_model_len or model.max_position)
+    model = model.for_length(_wanted_len(checked))
     checked = replace(checked, model=model)
     num_blocks, max_model_len = _kv_cache(checked, facts, dtype, max_num_seqs)
     if model.window is not None and model.window >= max_model_len:
@@ -175,10 +199,10 @@ def resolve(checked: CheckedArgs, facts: DeviceFacts) -> EngineConfig:
             block_size=args.block_size,
             num_blocks=num_blocks,
             dtype=_kv_dtype(args, dtype),
-            enable_prefix_caching=args.enable_prefix_caching,
+            enable_prefix_caching=args.enable_prefix_caching and model.keeps_kv,
             checkpoint_interval=_checkpoint_interval(args, model),
             num_host_pages=_num_host_pages(checked, facts, dtype, num_blocks),
-            memory_share=_memory_share(args, facts),
+            memory_share=_memory_share(args, facts) if model.keeps_kv else None,
         ),
         scheduler=SchedulerConfig(
             max_num_seqs=max_num_seqs,
@@ -188,6 +212,7 @@ def resolve(checked: CheckedArgs, facts: DeviceFacts) -> EngineConfig:
             # Fewer would leave stages idle.
             max_steps_in_flight=max(args.max_steps_in_flight, args.pipeline_parallel_size),
             num_stages=args.pipeline_parallel_size,
+            chunks_prompts=model.keeps_kv,
         ),
         dtype=dtype,
         device=device,
@@ -373,9 +398,24 @@ def _step_limits(checked: CheckedArgs, facts: DeviceFacts, dtype: str) -> tuple[
         if per_row:
             left = _usable_bytes(checked, facts) - _weight_bytes(checked, dtype)
             rows = min(rows, max(int(_STATES_SHARE * left) // per_row - _RESERVED_ROWS, 1))
+    longest = 0 if checked.model.keeps_kv else _wanted_len(checked)
     if tokens is None:
-        tokens = max(_DEFAULT_BATCHED_TOKENS[facts.kind], rows)
+        tokens = max(_DEFAULT_BATCHED_TOKENS[facts.kind], rows, longest)
+    if tokens < longest:
+        raise ConfigError(
+            f"max_num_batched_tokens={tokens} is below max_model_len={longest}, and a text whose "
+            f"tokens all see each other is computed in one step; raise it to {longest} or lower "
+            "max_model_len."
+        )
     return rows, tokens
+
+
+def _wanted_len(checked: CheckedArgs) -> int:
+    """Tokens, if the KV cache holds them: as given, or what the checkpoint was made for."""
+    most = checked.model.max_position
+    if checked.pooling.max_prompt_tokens is not None:
+        most = min(most, checked.pooling.max_prompt_tokens)
+    return checked.args.max_model_len or most
 
 
 def _kv_cache(
@@ -384,7 +424,10 @@ def _kv_cache(
     """(num_blocks with the null block, max_model_len)."""
     args, model = checked.args, checked.model
     size, num_groups = args.block_size, num_kv_groups(model)
-    wanted_len = args.max_model_len or model.max_position
+    wanted_len = _wanted_len(checked)
+    if not model.keeps_kv:
+        _refuse_more_than_memory(checked, facts, dtype)
+        return _LEAST_BLOCKS, wanted_len
     if args.num_gpu_blocks_override is not None:
         num_blocks = args.num_gpu_blocks_override
     else:
@@ -644,12 +687,16 @@ def _state_rows(config: EngineConfig) -> dict[str, str]:
 def kv_tokens(config: EngineConfig) -> int:
     """Tokens that the KV cache holds."""
     cache = config.cache
+    if not config.model.keeps_kv:
+        return 0
     return (cache.num_blocks - 1) // num_kv_groups(config.model) * cache.block_size
 
 
 def full_length_requests(config: EngineConfig) -> int:
     """How many requests of max_model_len tokens the KV cache holds at once."""
     cache = config.cache
+    if not config.model.keeps_kv:
+        return 0
     per_request = num_kv_groups(config.model) * -(-config.max_model_len // cache.block_size)
     return (cache.num_blocks - 1) // per_request
 
@@ -692,13 +739,15 @@ def describe(config: EngineConfig) -> str:
         "context": f"{config.max_model_len} of the checkpoint's {model.max_position} tokens",
         "KV cache": f"{kv_tokens(config)} tokens in {cache.num_blocks - 1} blocks of "
         f"{cache.block_size}, {cache.num_blocks * block / _MIB:.0f} MiB{codes}; "
-        f"{full_length_requests(config)} full-length requests fit",
+        f"{full_length_requests(config)} full-length requests fit"
+        if model.keeps_kv
+        else "none: a text is computed in one step",
         **_state_rows(config),
         "prefixes": prefix_text(config),
         **_offload_row(config, block),
         "a step": f"{scheduler.max_num_seqs} requests, {scheduler.max_num_batched_tokens} tokens, "
         f"{scheduler.max_steps_in_flight} in flight",
-        "attention": config.attention_backend,
+        "attention": config.attention_backend if model.keeps_kv else "among a text's tokens",
     }
     rows["recorded"] = _graphs_row(config.graphs)
     if config.memory is not None:

@@ -135,20 +135,75 @@ class Tokenizer:
 
         Raises RequestError if `text` is not a string of whole Unicode characters.
         """
+        return _as_array(self._encoded(text, add_special_tokens=add_special_tokens).ids)
+
+    def encode_pair(
+        self, first: str, second: str | None = None, *, max_tokens: int | None = None
+    ) -> tuple[TokenIds, int | None]:
+        """Ids of a text or of two that belong together, with the model's special tokens, and where
+        the second one begins: None where the tokenizer gives both the same type.
+
+        max_tokens: longer ones lose their ends, of two first the longer one's, and keep the special
+        tokens; transformers calls that truncation "longest_first".
+
+        Raises RequestError as `encode` does, and for a max_tokens that special tokens fill.
+        """
+        texts = [first] if second is None else [first, second]
+        encodings = [self._encoded(text, add_special_tokens=False) for text in texts]
+        if max_tokens is not None:
+            self._cut(encodings, max_tokens)
+        pair = None if second is None else encodings[1]
+        whole = self.backend.post_process(encodings[0], pair)
+        types = np.array(whole.type_ids, np.int32)
+        if not types.any():
+            return _as_array(whole.ids), None
+        start = int(types.argmax())
+        if types.max() > 1 or not types[start:].all():
+            raise CheckpointError(
+                f"tokenizer.json gives a pair the token types {types.tolist()}; a model has 0 for "
+                "the first text and 1 for the second."
+            )
+        return _as_array(whole.ids), start
+
+    def _cut(self, encodings: Sequence[tokenizers.Encoding], max_tokens: int) -> None:
+        num_special = self.backend.num_special_tokens_to_add(len(encodings) == 2)
+        room = max_tokens - num_special
+        if room < 1:
+            raise RequestError(
+                f"truncate_prompt_tokens must be above {num_special}, the number of special tokens "
+                f"around a text, got {max_tokens}.",
+                field="truncate_prompt_tokens",
+            )
+        lengths = [len(encoding) for encoding in encodings]
+        if sum(lengths) <= room:
+            return
+        if len(lengths) == 2:
+            short, long = sorted(lengths)
+            long = max(short, room - short)
+            if short + long > room:
+                short = room // 2
+                long = room - short
+            is_swapped = lengths[0] > lengths[1]
+            kept = [long, short] if is_swapped else [short, long]
+        else:
+            kept = [room]
+        for encoding, length in zip(encodings, kept, strict=True):
+            encoding.truncate(length)
+
+    def _encoded(self, text: str, *, add_special_tokens: bool) -> tokenizers.Encoding:
         if not isinstance(text, str):
             raise RequestError(
                 f"prompt must be a string, got {type(text).__name__}.", field="prompt"
             )
         try:
             # Unlike `encode`, the batch call does not hold the GIL while it works.
-            encoding = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
         except TypeError:
             raise RequestError(
                 "prompt holds a lone surrogate, which is not a Unicode character; "
                 "send well-formed UTF-8.",
                 field="prompt",
             ) from None
-        return _as_array(encoding[0].ids)
 
     def encode_chat(self, text: str) -> TokenIds:
         """Ids of text made by a chat template, int32 [num_tokens].

@@ -62,6 +62,8 @@ def read_modernbert(config: ConfigReader, dtype: str) -> ModelConfig:
         mlp_bias=config.boolean("mlp_bias", False),
         pre_norms=False,
         checkpoint_dtype=dtype,
+        has_lm_head=False,
+        pooling_method="cls",
         encoder=EncoderConfig(
             norms_first=True,
             norm_bias=config.boolean("norm_bias", False),
@@ -93,6 +95,8 @@ def _bert(
         mlp_bias=True,
         pre_norms=False,
         checkpoint_dtype=dtype,
+        has_lm_head=False,
+        pooling_method="cls",
         encoder=EncoderConfig(
             norms_first=False,
             norm_bias=True,

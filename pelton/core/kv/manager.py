@@ -16,7 +16,7 @@ from pelton.core.kv.request_hashes import extend_hashes, hash_of
 from pelton.core.kv.spec import KVGroup
 from pelton.core.plan import NO_COPIES, BlockAppend, Int32Array, PageCopies, StateSave
 from pelton.core.request import Request
-from pelton.errors import ConfigError, IntegrityError, UnsupportedError
+from pelton.errors import IntegrityError, UnsupportedError
 
 _NEVER = 2**62
 
@@ -49,8 +49,10 @@ class KVManager:
     group_matches: per group the tokens that it alone had in the cache on admissions, used or not;
     the hit of a request is the longest prefix that all groups have, so the smallest is to blame.
 
-    Raises ConfigError without groups, UnsupportedError for a kind of group that is not served, and
-    for host pages beside recurrent layers.
+    Without groups nothing is kept of any request, and none ever waits for a block.
+
+    Raises UnsupportedError for a kind of group that is not served, and for host pages beside
+    recurrent layers.
     """
 
     def __init__(
@@ -61,8 +63,6 @@ class KVManager:
         enable_prefix_caching: bool,
         host: HostPages | None = None,
     ) -> None:
-        if not groups:
-            raise ConfigError("At least one KV group is needed, got none.")
         for group in groups:
             if group.kind not in ("full", "window", "recurrent"):
                 raise UnsupportedError(
@@ -102,6 +102,8 @@ class KVManager:
 
     def max_tokens(self) -> int:
         """The longest sequence whose KV fits the empty pool, in tokens."""
+        if not self.block_sizes:
+            return _NEVER
         lengths = range(self.num_usable * max(self.block_sizes) + 1)
         return bisect_right(lengths, self.num_usable, key=self.num_blocks_for) - 1
 
@@ -308,7 +310,7 @@ class KVManager:
         run of blocks before a shorter end may be gone; nor need a recurrent one: a state may never
         have been kept. So they are asked again until all agree.
         """
-        length, agreed = min(alone), 0
+        length, agreed = min(alone, default=0), 0
         while length != agreed:
             length -= length % self._hit_step
             agreed = length
@@ -372,7 +374,8 @@ class KVManager:
     def _measure(self, request: Request) -> None:
         """Refresh the two token counts that spare the hot path a walk over groups."""
         request.block_capacity = min(
-            len(table) * size for table, size in zip(request.blocks, self.block_sizes)
+            (len(table) * size for table, size in zip(request.blocks, self.block_sizes)),
+            default=_NEVER,
         )
         cached, passed = request.num_cached_blocks, request.num_passed_blocks
         lengths = []
