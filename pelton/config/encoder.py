@@ -32,3 +32,8 @@ class EncoderConfig:
     num_token_types: int = 0
     classifier_inner: ClassifierInner = ""
     classifier_inner_bias: bool = False
+
+    def inner_of(self, classifier: str) -> ClassifierInner:
+        """What stands before a classifier of this kind, a ModelConfig's."""
+        is_there = classifier == "text" or (classifier and self.classifier_inner == "gelu_norm")
+        return self.classifier_inner if is_there else ""

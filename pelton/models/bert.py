@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from pelton.models.bert_names import BERT
+from pelton.models.bert_names import BERT, BERT_CLASSIFIERS
 from pelton.models.encoder import Encoder
 
 
 class Bert(Encoder):
-    names: ClassVar = {"safetensors": BERT, "dummy": BERT}
+    body = BERT
+    classifiers = BERT_CLASSIFIERS

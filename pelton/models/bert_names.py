@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pelton.checkpoint.name_map import NameRules, Rule
+from pelton.config.model import Classifier
 
 _LAYER = "encoder.layer.{i}"
 _PRODUCTS = (
@@ -52,3 +53,20 @@ BERT = NameRules(rules=(*_body(""), *_body("bert.")), ignored=(*_ignored(""), *_
 ROBERTA = NameRules(
     rules=(*_body(""), *_body("roberta.")), ignored=(*_ignored(""), *_ignored("roberta."))
 )
+
+_OUTPUT = tuple(Rule(f"classifier.{of}", f"classifier.{of}") for of in ("weight", "bias"))
+BERT_CLASSIFIERS: dict[Classifier, tuple[Rule, ...]] = {
+    "text": (
+        *_OUTPUT,
+        *(Rule(f"bert.pooler.dense.{of}", f"inner.{of}") for of in ("weight", "bias")),
+    ),
+    "token": _OUTPUT,
+}
+ROBERTA_CLASSIFIERS: dict[Classifier, tuple[Rule, ...]] = {
+    "text": tuple(
+        Rule(f"classifier.{source}.{of}", f"{target}.{of}")
+        for source, target in (("out_proj", "classifier"), ("dense", "inner"))
+        for of in ("weight", "bias")
+    ),
+    "token": _OUTPUT,
+}

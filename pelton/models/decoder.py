@@ -18,6 +18,7 @@ from pelton.checkpoint.name_map import NameRules
 from pelton.config.model import ModelConfig
 from pelton.core.kv.spec import LayerKV
 from pelton.layers.attention import SelfAttention
+from pelton.layers.bidirectional import BidirectionalAttention
 from pelton.layers.context import BuildContext, Communicator, StepContext, Widths
 from pelton.layers.embedding import Embedding, Head
 from pelton.layers.mamba2 import Mamba2
@@ -33,9 +34,11 @@ class DecoderLayer:
     """mixer: where tokens see others; then a feed-forward network."""
 
     def __init__(self, build: BuildContext, config: ModelConfig, index: int) -> None:
-        self.mixer: SelfAttention | Mamba2
+        self.mixer: SelfAttention | BidirectionalAttention | Mamba2
         if config.layer_kind(index) == "recurrent":
             self.mixer = Mamba2(build, config, index)
+        elif config.is_bidirectional:
+            self.mixer = BidirectionalAttention(build, config, index)
         else:
             self.mixer = SelfAttention(build, config, index)
         self.mlp = SparseMLP(build, config) if config.is_sparse(index) else GatedMLP(build, config)
@@ -137,7 +140,12 @@ class Decoder:
             self.embedding.share_packed()
 
     def kv_layers(self, block_size: int) -> list[LayerKV]:
-        return [layer.mixer.kv_spec(block_size) for layer in self.layers]
+        mixers = [layer.mixer for layer in self.layers]
+        return [
+            mixer.kv_spec(block_size)
+            for mixer in mixers
+            if not isinstance(mixer, BidirectionalAttention)
+        ]
 
     def widths(self) -> Widths:
         gate_up = max(layer.mlp.gate_up_width for layer in self.layers)

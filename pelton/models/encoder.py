@@ -1,7 +1,8 @@
 """An encoder: embeddings with a norm, layers in which all tokens of a text see each other, and what
 its last hidden states are for.
 
-A family is a subclass with its weight names; ModelConfig says the rest.
+A family is a subclass with its weight names, of the body and of what classifiers add; ModelConfig
+says the rest.
 """
 
 from __future__ import annotations
@@ -12,23 +13,27 @@ from typing import ClassVar
 import torch
 
 from pelton.batch.prompt_embeds import LayOver, nothing_over
-from pelton.checkpoint.name_map import NameRules
-from pelton.config.model import ModelConfig
+from pelton.checkpoint.name_map import NameRules, Rule
+from pelton.config.model import Classifier, ModelConfig
 from pelton.core.kv.spec import LayerKV
 from pelton.layers.context import BuildContext, Communicator, StepContext, Widths
 from pelton.layers.embedding import Embedding
 from pelton.layers.encoder import EncoderLayer, EncoderMetadata, LayerNorm
+from pelton.layers.encoder_classifier import EncoderClassifier
 from pelton.layers.parameter import Parameter, whole
 from pelton.ops.lm_head_sample import DrawRows
 
 
 class Encoder:
-    names: ClassVar[Mapping[str, NameRules]]
+    body: ClassVar[NameRules]
+    classifiers: ClassVar[Mapping[Classifier, tuple[Rule, ...]]]
 
     def __init__(self, build: BuildContext, config: ModelConfig) -> None:
         encoder = config.encoder
         assert encoder is not None
         self.config = config
+        rules = self.names_for(config.classifier)
+        self.names: Mapping[str, NameRules] = {"safetensors": rules, "dummy": rules}
         self.num_layers = config.num_layers
         self.vocab_shard_size = 0
         self.embedding = Embedding(build, config.vocab_size, config.hidden_size)
@@ -50,6 +55,17 @@ class Encoder:
         self.input_norm = norm()
         self.layers = [EncoderLayer(build, config, encoder, i) for i in range(config.num_layers)]
         self.final_norm = norm() if encoder.norms_first else None
+        self.classifier = EncoderClassifier(build, config, encoder) if config.classifier else None
+
+    @classmethod
+    def names_for(cls, classifier: Classifier) -> NameRules:
+        """Some of what is left out of an encoder alone may be its classifier's."""
+        added = cls.classifiers.get(classifier, ())
+        sources = {rule.source for rule in added}
+        return NameRules(
+            rules=(*cls.body.rules, *added),
+            ignored=tuple(name for name in cls.body.ignored if name not in sources),
+        )
 
     def parameters(self) -> dict[str, Parameter]:
         named = {"embed.weight": self.embedding.weight}
@@ -59,12 +75,16 @@ class Encoder:
             named.update(layer.parameters(f"layers.{index}"))
         if self.final_norm is not None:
             named.update(self.final_norm.parameters("final_norm"))
+        if self.classifier is not None:
+            named.update(self.classifier.parameters())
         return named
 
     def bind(self) -> None:
         self.embedding.bind()
         for layer in self.layers:
             layer.bind()
+        if self.classifier is not None:
+            self.classifier.bind()
 
     def kv_layers(self, block_size: int) -> list[LayerKV]:
         """None: nothing is kept of a text."""
@@ -146,7 +166,8 @@ class Encoder:
         return features
 
     def classify(self, features: torch.Tensor) -> torch.Tensor:
-        raise AssertionError("without a classifier there are no such tasks")
+        assert self.classifier is not None, "without a classifier there are no such tasks"
+        return self.classifier.run(features)
 
 
 def _table(build: BuildContext, rows: int, width: int) -> Parameter:

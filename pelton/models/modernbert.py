@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from pelton.models.encoder import Encoder
-from pelton.models.modernbert_names import MODERNBERT
+from pelton.models.modernbert_names import MODERNBERT, MODERNBERT_CLASSIFIERS
 
 
 class ModernBert(Encoder):
-    names: ClassVar = {"safetensors": MODERNBERT, "dummy": MODERNBERT}
+    body = MODERNBERT
+    classifiers = MODERNBERT_CLASSIFIERS

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from pelton.models.bert_names import ROBERTA
+from pelton.models.bert_names import ROBERTA, ROBERTA_CLASSIFIERS
 from pelton.models.encoder import Encoder
 
 
 class Roberta(Encoder):
-    names: ClassVar = {"safetensors": ROBERTA, "dummy": ROBERTA}
+    body = ROBERTA
+    classifiers = ROBERTA_CLASSIFIERS

@@ -397,6 +397,12 @@ def _check_no_kv(args: EngineArgs) -> None:
                 f"computed in pieces; all tokens of a text of {args.model!r} see each other, in "
                 "one step, and nothing is kept: leave it out."
             )
+    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+        if getattr(args, name) != 1:
+            raise UnsupportedError(
+                f"{name}={getattr(args, name)} is not supported for a model whose tokens all see "
+                "each other; start one engine per device, and leave it at 1."
+            )
 
 
 def _check_lengths(args: EngineArgs, model: ModelConfig) -> None:

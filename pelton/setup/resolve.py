@@ -86,7 +86,7 @@ def _encoder_parameters(model: ModelConfig, encoder: EncoderConfig) -> int:
     # Norms first: one more behind the last layer, and none before the first one's attention.
     norms = 1 + 2 * model.num_layers
     classifier = model.num_labels * (hidden + 1)
-    if encoder.classifier_inner:
+    if encoder.inner_of(model.classifier):
         classifier += hidden * (hidden + encoder.classifier_inner_bias)
         classifier += norm * (encoder.classifier_inner == "gelu_norm")
     layers = model.num_layers * (attention + mlp)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.encoders import ARCHITECTURES
 from support.families import tiny_model
 from support.plain import KINDS, greedy, logprobs_of, plain_tokens, seeded
 from support.tiny import TinyEngine, prompts_of
@@ -80,7 +81,7 @@ of_every_family = pytest.mark.parametrize("family", FAMILIES)
 
 def test_every_family_is_here():
     """Llama has the whole list, in test_invariance.py."""
-    assert {"LlamaForCausalLM", *FAMILIES} == set(MODELS)
+    assert {"LlamaForCausalLM", *FAMILIES, *ARCHITECTURES} == set(MODELS)
 
 
 def folder_of(family: str) -> Any:

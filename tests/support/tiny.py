@@ -100,9 +100,12 @@ def make_config(folder: Path, **changes: Any) -> EngineConfig:
         "policy": "fcfs",
         "max_steps_in_flight": 2,
         "num_stages": 1,
+        "chunks_prompts": model.keeps_kv,
     }
+    if not model.keeps_kv:
+        known["max_num_batched_tokens"] = changes.get("max_model_len", 128)
     scheduler = {name: changes.pop(name, default) for name, default in known.items()}
-    caching = changes.pop("enable_prefix_caching", True)
+    caching = changes.pop("enable_prefix_caching", True) and model.keeps_kv
     # Of recurrent models every block's end is a checkpoint, so that they hit what others do.
     interval = changes.pop("checkpoint_interval", 4)
     cache = CacheConfig(

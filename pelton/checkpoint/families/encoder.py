@@ -25,13 +25,16 @@ def read_bert(config: ConfigReader, dtype: str) -> ModelConfig:
 
 
 def read_roberta(config: ConfigReader, dtype: str) -> ModelConfig:
-    """Positions count from behind the padding token's id on."""
+    """Positions count from behind the padding token's id on. (A padding token within a text counts
+    like any other; transformers would not count it.)"""
     pad = config.integer("pad_token_id", 1, low=0)
     return _bert(config, dtype, "RobertaModel", first_position=pad + 1)
 
 
 def read_modernbert(config: ConfigReader, dtype: str) -> ModelConfig:
     config.require("hidden_activation", "gelu")
+    config.require("classifier_activation", "gelu")
+    config.require("classifier_pooling", "cls", "mean")
     refuse_foreign(config)
     sizes = _sizes(config)
     num_layers, head_dim = sizes["num_layers"], sizes["head_dim"]
@@ -63,11 +66,13 @@ def read_modernbert(config: ConfigReader, dtype: str) -> ModelConfig:
         pre_norms=False,
         checkpoint_dtype=dtype,
         has_lm_head=False,
-        pooling_method="cls",
+        pooling_method=config.text("classifier_pooling", "cls"),
         encoder=EncoderConfig(
             norms_first=True,
             norm_bias=config.boolean("norm_bias", False),
             is_gated=True,
+            classifier_inner="gelu_norm",
+            classifier_inner_bias=config.boolean("classifier_bias", False),
         ),
     )
 
@@ -104,6 +109,8 @@ def _bert(
             num_positions=num_positions,
             first_position=first_position,
             num_token_types=config.integer("type_vocab_size", 2, high=MAX_VOCAB),
+            classifier_inner="tanh",
+            classifier_inner_bias=True,
         ),
     )
 

@@ -1,4 +1,4 @@
-"""What a decoder family is called where it ends in hidden states or classes, not in tokens."""
+"""What a family is called where it ends in hidden states or classes, not in tokens."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pelton.checkpoint.config_reader import ConfigReader
 from pelton.checkpoint.families.table import ARCHITECTURES, reader_of
 from pelton.checkpoint.limits import MAX_INTERMEDIATE
 from pelton.config.model import Activation, Classifier, ModelConfig
+from pelton.errors import UnsupportedError
 
 # transformers': the ending of the name, and what classifier such a checkpoint has.
 _ENDINGS: tuple[tuple[str, Classifier], ...] = (
@@ -17,22 +18,32 @@ _ENDINGS: tuple[tuple[str, Classifier], ...] = (
     ("Model", ""),
 )
 _TOKENS = "ForCausalLM"
+# In the name of a decoder whose tokens also see those behind them.
+_BOTH_WAYS = "Bidirectional"
 # transformers' default, whose labels config.json leaves out.
 _DEFAULT_LABELS = 2
+# Of decoders that were made encoders: the key "pooling".
+_POOLINGS = {"avg": "mean", "mean": "mean", "cls": "cls", "last": "last"}
 _ACTIVATIONS: dict[str, Activation] = {
     "regression": "identity",
     "single_label_classification": "softmax",
     "multi_label_classification": "sigmoid",
 }
+# sentence-transformers' word on a cross-encoder's scores: the last part of a name of torch's.
+_TORCH_ACTIVATIONS: dict[str, Activation] = {"Identity": "identity", "Sigmoid": "sigmoid"}
 
 
 def pooled_family(architecture: str) -> tuple[str, Classifier] | None:
     """The family's own architecture, and the classifier that this one adds; None if it is no such
     name."""
     for ending, classifier in _ENDINGS:
-        family = architecture.removesuffix(ending) + _TOKENS
-        if architecture.endswith(ending) and family in ARCHITECTURES:
-            return family, classifier
+        if not architecture.endswith(ending):
+            continue
+        family = architecture.removesuffix(ending)
+        # Decoders are listed with their head for tokens, encoders without any.
+        for own in (family.removesuffix(_BOTH_WAYS) + _TOKENS, family + "Model"):
+            if own in ARCHITECTURES:
+                return own, classifier
     return None
 
 
@@ -40,11 +51,33 @@ def read_family(architecture: str, config: ConfigReader, dtype: str) -> ModelCon
     """The model that config.json describes, with its classifier if it has one."""
     pooled = None if architecture in ARCHITECTURES else pooled_family(architecture)
     if pooled is None:
-        return reader_of(architecture)(config, dtype)
+        return _with_directions(reader_of(architecture)(config, dtype), architecture, config)
     family, classifier = pooled
     model = reader_of(family)(config, dtype)
-    model = replace(model, has_lm_head=False)
+    model = _with_directions(replace(model, has_lm_head=False), architecture, config)
     return replace(model, classifier=classifier, **labels(config)) if classifier else model
+
+
+def _with_directions(model: ModelConfig, architecture: str, config: ConfigReader) -> ModelConfig:
+    """As is_causal has it, or the name: whether a decoder's tokens see those behind them."""
+    config.require("use_bidirectional_attention", False)
+    sees_both = not config.boolean("is_causal", _BOTH_WAYS not in architecture)
+    if not sees_both or model.encoder is not None:
+        return model
+    for name, has_it in (
+        ("a sliding window", model.window is not None),
+        ("recurrent layers", model.is_recurrent),
+        ("attention sinks", model.attention_sinks),
+        ("a cap on attention scores", model.attention_softcap is not None),
+        ("one norm over all query heads", model.joint_qk_norm),
+    ):
+        if has_it:
+            raise UnsupportedError(
+                f"{config.where}: is_causal=false is not supported for a model with {name}."
+            )
+    config.require("pooling", *_POOLINGS)
+    method = _POOLINGS[config.text("pooling", "avg")]
+    return replace(model, is_bidirectional=True, pooling_method=method)
 
 
 def labels(config: ConfigReader) -> dict[str, Any]:
@@ -60,4 +93,24 @@ def labels(config: ConfigReader) -> dict[str, Any]:
     kind = config.get("problem_type")
     # One class is a probability of its own.
     activation = _ACTIVATIONS[kind] if kind else "softmax" if num_labels > 1 else "sigmoid"
+    activation = _cross_encoder_activation(config) or activation
     return {"num_labels": num_labels, "label_activation": activation}
+
+
+def _cross_encoder_activation(config: ConfigReader) -> Activation | None:
+    """Where sentence-transformers has written what it makes of a classifier's scores."""
+    nested = config.nested("sentence_transformers")
+    for reader, key in (
+        (nested, "activation_fn"),
+        (config, "sbert_ce_default_activation_function"),
+    ):
+        if reader is not None and reader.get(key) is not None:
+            name = reader.text(key)
+            kind = name.rpartition(".")[2]
+            if kind not in _TORCH_ACTIVATIONS:
+                raise UnsupportedError(
+                    f"{reader.where}: {key}={name!r} is not supported; it must be torch's "
+                    f"{' or '.join(_TORCH_ACTIVATIONS)}."
+                )
+            return _TORCH_ACTIVATIONS[kind]
+    return None

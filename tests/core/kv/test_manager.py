@@ -11,7 +11,7 @@ from pelton.core.kv.spec import KVGroup
 from pelton.core.plan import SlotRef
 from pelton.core.prompt_embeds import PromptEmbeds
 from pelton.core.request import Request
-from pelton.errors import ConfigError, IntegrityError, UnsupportedError
+from pelton.errors import IntegrityError, UnsupportedError
 
 
 def manager(num_blocks=16, sizes=(4,), caching=True, windows=None):
@@ -218,11 +218,24 @@ def test_max_tokens(sizes, expected):
 
 
 def test_refusals():
-    with pytest.raises(ConfigError, match="KV group"):
-        KVManager([], 16, enable_prefix_caching=True)
     cross = KVGroup(index=0, layers=(0,), block_size=4, kind="cross")
     with pytest.raises(UnsupportedError, match="cross"):
         KVManager([cross], 16, enable_prefix_caching=True)
+
+
+def test_without_groups_nobody_waits_for_a_block():
+    kv = KVManager([], 2, enable_prefix_caching=False)
+    made = request([5] * 1000)
+    assert kv.num_blocks_for(1000) == 0
+    assert kv.max_tokens() > 2**31
+    admission = kv.admit(made)
+    assert admission is not None
+    assert (admission.num_hits, made.blocks, made.block_capacity > 2**31) == (0, [], True)
+    kv.settle(made, 1000)
+    kv.check([made])
+    kv.release(made)
+    kv.check([])
+    assert kv.num_used == 0
 
 
 def advance(kv, made, num_tokens):
