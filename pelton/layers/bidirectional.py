@@ -90,7 +90,7 @@ class BidirectionalAttention:
             ctx.metadata[self._index],
             buffers.attention,
         )
-        self.out.run(buffers.attention, buffers.hidden, ctx.communicator)
+        self.out.run(buffers.attention, ctx)
 
     def parameters(self, prefix: str) -> dict[str, Parameter]:
         return {

@@ -70,7 +70,7 @@ class EncoderMLP:
         buffers = ctx.buffers
         scratch = buffers.gate_up if self.is_gated else buffers.activation
         self.up.run(ctx.num_tokens, x, buffers.activation, scratch)
-        self.down.run(buffers.activation, buffers.hidden, ctx.communicator)
+        self.down.run(buffers.activation, ctx)
 
     def parameters(self, prefix: str) -> dict[str, Parameter]:
         return {**self.up.parameters(f"{prefix}.up", ""), **self.down.parameters(f"{prefix}.down")}
