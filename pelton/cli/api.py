@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import http.client
@@ -10,13 +11,15 @@ import json
 import queue
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from pelton.cli.flags import Parser, given
 from pelton.cli.serve import needs_server_packages
 from pelton.config.engine import EngineArgs
+from pelton.config.env import api_keys
 from pelton.config.reasons import reason_of
 from pelton.config.server import ServerArgs
 from pelton.config.server_url import read_server_url
@@ -101,6 +104,21 @@ class ServerApi:
                 ) from None
         raise EngineError(f"the answer from {self._url} broke off.")
 
+    def ask(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """A whole answer. Raises as `events` does."""
+        with self._answer(
+            "POST", path, json.dumps({**body, "model": self.model}).encode()
+        ) as found:
+            try:
+                answer = json.loads(found.read())
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                raise EngineError(
+                    f"the answer from {self._url} broke off: {reason_of(error)}."
+                ) from None
+        if not isinstance(answer, dict):
+            raise EngineError(f"{self._url} does not answer as servers of OpenAI's API do.")
+        return answer
+
     def close(self) -> None:
         pass
 
@@ -169,6 +187,54 @@ def _why(error: Exception) -> str:
     if "CERTIFICATE_REQUIRED" in str(getattr(error, "reason", "")):
         return "it wants a certificate of its clients (--client-cert)"
     return reason_of(error)
+
+
+def add_server(parser: Parser) -> None:
+    """Flags of commands that may ask a server instead of loading a model."""
+    parser.add_argument(
+        "--url", help="ask the server there, such as http://127.0.0.1:8000; else MODEL is loaded"
+    )
+    parser.add_argument("--model-name", metavar="NAME", help="the server's model; its first one")
+    parser.add_argument(
+        "--api-key", metavar="KEY", help="the server's; else the first one in PELTON_API_KEY"
+    )
+    parser.add_argument(
+        "--client-cert",
+        metavar="FILE",
+        help="certificate in PEM, for a server that wants one of its clients (mutual TLS)",
+    )
+    parser.add_argument(
+        "--client-key", metavar="FILE", help="its private key; else it stands in the same file"
+    )
+
+
+def check_server_flags(
+    parser: Parser, options: argparse.Namespace, engine_flags: Sequence[str], hint: str = ""
+) -> None:
+    """Exits on flags that do not go together. engine_flags: of the model that is loaded without
+    --url. hint: what to do instead of naming a MODEL beside it."""
+    if options.url is not None:
+        for name in given(options, ["model", *engine_flags]):
+            word = "MODEL" if name == "model" else "--" + name.replace("_", "-")
+            more = hint if name == "model" else ""
+            parser.error(
+                f"{word} and --url exclude each other: the server has its model already{more}"
+            )
+    else:
+        for name in ("model_name", "api_key", "client_cert", "client_key"):
+            if getattr(options, name) is not None:
+                parser.error(f"--{name.replace('_', '-')} is for a server; add --url")
+    if options.client_key is not None and options.client_cert is None:
+        parser.error("--client-key needs --client-cert")
+
+
+def open_server(options: argparse.Namespace) -> ServerApi:
+    """The one of --url. Raises ConfigError, EngineError."""
+    key = options.api_key or (api_keys() or "").split(",")[0].strip()
+    certificate = None
+    if options.client_cert is not None:
+        certificate = ClientCertificate(options.client_cert, options.client_key)
+    return ServerApi(options.url, key, options.model_name, certificate)
 
 
 class OwnApi:

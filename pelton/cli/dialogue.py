@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pelton.cli.api import Api, ClientCertificate, OwnApi, ServerApi
+from pelton.cli.api import Api, OwnApi, add_server, check_server_flags, open_server
 from pelton.cli.flags import Parser, add_fields, field_names, given
 from pelton.cli.generate import ENGINE_FIELDS, add_model
 from pelton.config.engine import EngineArgs
-from pelton.config.env import api_keys
 from pelton.config.names import near_name
 from pelton.config.params import SamplingParams
 from pelton.config.server import ServerArgs
@@ -39,21 +38,7 @@ def make_parser(prog: str, description: str) -> Parser:
     """Flags that both commands have."""
     parser = Parser(prog=prog, description=description)
     add_model(parser)
-    parser.add_argument(
-        "--url", help="ask the server there, such as http://127.0.0.1:8000; else MODEL is loaded"
-    )
-    parser.add_argument("--model-name", metavar="NAME", help="the server's model; its first one")
-    parser.add_argument(
-        "--api-key", metavar="KEY", help="the server's; else the first one in PELTON_API_KEY"
-    )
-    parser.add_argument(
-        "--client-cert",
-        metavar="FILE",
-        help="certificate in PEM, for a server that wants one of its clients (mutual TLS)",
-    )
-    parser.add_argument(
-        "--client-key", metavar="FILE", help="its private key; else it stands in the same file"
-    )
+    add_server(parser)
     parser.add_argument(
         "-q", "--quick", metavar="TEXT", help="one answer, to this text; - reads standard input"
     )
@@ -76,19 +61,8 @@ def make_parser(prog: str, description: str) -> Parser:
 def parse(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
     """Exits on flags that do not go together."""
     options = parser.parse(argv)
-    if options.url is not None:
-        for name in given(options, ["model", *_ENGINE_FLAGS]):
-            word = "MODEL" if name == "model" else "--" + name.replace("_", "-")
-            hint = "; a text for it goes behind -q, or -q - reads it" if name == "model" else ""
-            parser.error(
-                f"{word} and --url exclude each other: the server has its model already{hint}"
-            )
-    else:
-        for name in ("model_name", "api_key", "client_cert", "client_key"):
-            if getattr(options, name) is not None:
-                parser.error(f"--{name.replace('_', '-')} is for a server; add --url")
-    if options.client_key is not None and options.client_cert is None:
-        parser.error("--client-key needs --client-cert")
+    hint = "; a text for it goes behind -q, or -q - reads it"
+    check_server_flags(parser, options, _ENGINE_FLAGS, hint)
     return options
 
 
@@ -102,11 +76,7 @@ def open_api(options: argparse.Namespace, command: str) -> Iterator[Api]:
     """The server of --url, or an engine that ends with the block."""
     api: Api
     if options.url is not None:
-        key = options.api_key or (api_keys() or "").split(",")[0].strip()
-        certificate = None
-        if options.client_cert is not None:
-            certificate = ClientCertificate(options.client_cert, options.client_key)
-        api = ServerApi(options.url, key, options.model_name, certificate)
+        api = open_server(options)
     else:
         begin = time.perf_counter()
         args = engine_args(options)

@@ -24,6 +24,7 @@ COMMANDS = {
     "serve": ("pelton.cli.serve", "serve a model by OpenAI's API"),
     "chat": ("pelton.cli.chat", "talk to a model in this terminal"),
     "complete": ("pelton.cli.complete", "continue texts in this terminal"),
+    "embed": ("pelton.cli.embed", "make vectors of texts"),
     "run-batch": ("pelton.cli.run_batch", "answer the requests of an OpenAI batch file"),
     "bench": ("pelton.cli.bench", "measure latency or throughput on this machine"),
 }

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from pelton.cli import bench, chat, complete, generate, run_batch, serve
+from pelton.cli import bench, chat, complete, embed, generate, run_batch, serve
 from pelton.cli.flags import Parser, add_fields
 from pelton.config.engine import EngineArgs
 
@@ -31,6 +31,7 @@ PARSERS: dict[str, Callable[[], Parser]] = {
     "pelton serve": serve.make_parser,
     "pelton chat": chat.make_parser,
     "pelton complete": complete.make_parser,
+    "pelton embed": embed.make_parser,
     "pelton run-batch": run_batch.make_parser,
     **{f"pelton bench {kind}": partial(bench.make_parser, kind) for kind in bench.KINDS},
 }

@@ -11,9 +11,17 @@ from pelton.config.engine import EngineArgs
 from pelton.config.server import ServerArgs
 from pelton.engine.async_llm import AsyncLLM
 from pelton.errors import EngineDead
-from pelton.server.bodies import parse_body
+from pelton.server.bodies import Kind, parse_body, too_large
 from pelton.server.errors import ApiError, as_api_error
 from pelton.server.options import check_server
+from pelton.server.pooling import PoolingWatch
+from pelton.server.pooling_protocol import (
+    ClassifyBody,
+    EmbeddingBody,
+    PoolingBody,
+    RerankBody,
+    ScoreBody,
+)
 from pelton.server.protocol import ChatBody, CompletionBody
 from pelton.server.request_ids import new_id
 from pelton.server.serve import make_state
@@ -21,7 +29,9 @@ from pelton.server.service import Run, Watch
 from pelton.server.state import ServerState
 from pelton.server.streaming import json_bytes
 
-PATHS = ("/v1/chat/completions", "/v1/completions")
+GENERATING = ("/v1/chat/completions", "/v1/completions")
+POOLING = ("/v1/embeddings", "/pooling", "/classify", "/score", "/rerank")
+PATHS = (*GENERATING, *POOLING)
 
 
 class LocalApi:
@@ -36,6 +46,8 @@ class LocalApi:
         Raises EngineDead: then no answer to anything will come.
         """
         try:
+            if path in POOLING:
+                return 200, await self._pool(path, body)
             run = await self._begin(path, body, streams=False)
             return 200, json_bytes(await run.whole())
         except EngineDead:
@@ -45,8 +57,8 @@ class LocalApi:
             return failure.status, json_bytes(failure.answer)
 
     async def events(self, path: str, body: bytes) -> AsyncGenerator[bytes, None]:
-        """The chunks of a streamed answer as JSON, and at last a chunk with usage. Leaving it ends
-        the request. Raises ApiError or EngineDead."""
+        """The chunks of a streamed answer at one of GENERATING as JSON, and at last a chunk with
+        usage. Leaving it ends the request. Raises ApiError or EngineDead."""
         try:
             run = await self._begin(path, body, streams=True)
             async with contextlib.aclosing(run.chunks()) as pieces:
@@ -60,16 +72,31 @@ class LocalApi:
             raise _failure(error) from None
 
     async def _begin(self, path: str, body: bytes, *, streams: bool) -> Run[Any, Any]:
-        service, pool = self.state.service, self.state.pool
-        if len(body) > (limit := self.state.args.max_body_bytes):
-            raise ApiError(413, f"The body may have {limit} bytes (--max-body-bytes).")
-        if path == PATHS[0]:
-            chat = await parse_body(pool, body, ChatBody)
+        service = self.state.service
+        if path == GENERATING[0]:
+            chat = await self._parse(body, ChatBody)
             _check_stream(chat.stream, streams)
             return await service.chat(chat, Watch())
-        completion = await parse_body(pool, body, CompletionBody)
+        completion = await self._parse(body, CompletionBody)
         _check_stream(completion.stream, streams)
         return await service.complete(completion, Watch())
+
+    async def _pool(self, path: str, body: bytes) -> bytes:
+        pooling, watch = self.state.pooling, PoolingWatch()
+        if path == "/v1/embeddings":
+            return await pooling.embed(await self._parse(body, EmbeddingBody), watch)
+        if path == "/pooling":
+            return await pooling.pooled(await self._parse(body, PoolingBody), watch)
+        if path == "/classify":
+            return await pooling.classify(await self._parse(body, ClassifyBody), watch)
+        if path == "/score":
+            return await pooling.score(await self._parse(body, ScoreBody), watch)
+        return await pooling.rerank(await self._parse(body, RerankBody), watch)
+
+    async def _parse(self, body: bytes, kind: type[Kind]) -> Kind:
+        if len(body) > (limit := self.state.args.max_body_bytes):
+            raise too_large(limit)
+        return await parse_body(self.state.pool, body, kind)
 
 
 def _check_stream(asked: bool | None, streams: bool) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -17,7 +16,6 @@ from pelton.config.engine import EngineConfig
 from pelton.config.pooling import PoolingParams
 from pelton.core.plan import Float32Array
 from pelton.engine.outputs import PoolingOutput, PoolingRequestOutput
-from pelton.engine.prompt_embeds import read_prompt_embeds
 from pelton.engine.prompts import Prompt
 from pelton.engine.scores import as_pair_prompt, cosine, pair_up, scores_pairs
 from pelton.errors import EngineBusy, RequestError
@@ -44,7 +42,7 @@ from pelton.server.pooling_protocol import (
     ScoreBody,
     ScoreList,
 )
-from pelton.server.prompts import as_prompts
+from pelton.server.prompts import PromptReader, as_prompts
 from pelton.server.protocol import CachedTokens
 from pelton.server.streaming import json_bytes
 
@@ -106,7 +104,7 @@ class PoolingService:
         engine: runs it.
         check_model: raises for a name that is not served.
         name: of the model, in answers.
-        max_characters: of a text.
+        reader: says how long a text may be, and reads embeddings.
         pool: threads for long work.
     """
 
@@ -114,15 +112,15 @@ class PoolingService:
         self,
         engine: Engine,
         check_model: Callable[[str | None], None],
+        reader: PromptReader,
         *,
         name: str,
-        max_characters: int,
         pool: Executor,
     ) -> None:
         self._engine = engine
         self._check_model = check_model
         self._name = name
-        self._max_characters = max_characters
+        self._reader = reader
         # So many that the next step is always full.
         self._max_running = 2 * engine.config.scheduler.max_num_seqs
         self._pool = pool
@@ -258,11 +256,10 @@ class PoolingService:
                 f"The body must have one of input and prompt_embeds, got {count}.", field="input"
             )
         if body.prompt_embeds is not None:
-            given = _listed(body.prompt_embeds)
-            _check_count("prompt_embeds", len(given))
+            places = _places("prompt_embeds", body.prompt_embeds)
             return [
-                _Asked(as_embeds_prompt(one, self._engine.config), "prompt_embeds", place)
-                for one, place in zip(given, _places("prompt_embeds", body.prompt_embeds))
+                _Asked({"prompt_embeds": one}, "prompt_embeds", place)
+                for one, place in zip(self._reader.embeds(body.prompt_embeds), places)
             ]
         assert body.input is not None
         prompts = as_prompts(body.input, "input", MAX_INPUTS)
@@ -375,6 +372,7 @@ class PoolingService:
 
     def _check_length(self, asked: _Asked) -> None:
         """Of texts, before time goes into tokenising them."""
+        most = self._reader.max_characters
         prompt = asked.prompt
         texts = (
             [prompt]
@@ -382,31 +380,15 @@ class PoolingService:
             else [prompt.get("prompt"), prompt.get("prompt_pair")]
         )
         for text in texts:
-            if isinstance(text, str) and len(text) > self._max_characters:
+            if isinstance(text, str) and len(text) > most:
                 raise RequestError(
-                    f"{asked.place} may have {self._max_characters} characters, got {len(text)}.",
+                    f"{asked.place} may have {most} characters, got {len(text)}.",
                     field=asked.field,
                 )
 
     async def _written(self, outputs: Sequence[Output], made: Callable[[], Any]) -> bytes:
         size = sum(one.size for one in _arrays(outputs))
         return await beside_loop(self._pool, size < _SMALL, lambda: json_bytes(made()))
-
-
-def as_embeds_prompt(text: str, config: EngineConfig) -> Mapping[str, Any]:
-    """A prompt of embeddings that came as base64. Raises RequestError."""
-    if not config.enable_prompt_embeds:
-        raise RequestError(
-            "prompt_embeds are only read if the server was started with --enable-prompt-embeds.",
-            field="prompt_embeds",
-        )
-    try:
-        data = base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise RequestError(
-            f"prompt_embeds must be base64 of a safetensors file: {error}.", field="prompt_embeds"
-        ) from None
-    return {"prompt_embeds": read_prompt_embeds(data)}
 
 
 def _arrays(outputs: Sequence[Output]) -> list[Float32Array]:

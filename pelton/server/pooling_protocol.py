@@ -7,15 +7,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from pelton.server.protocol import CachedTokens, Prompt
+from pelton.server.protocol import CachedTokens, Embeds, Prompt
 
-Embeds = Annotated[
-    str | list[str],
-    Meta(
-        description="Embeddings in place of token ids: base64 of a safetensors file that holds one "
-        "tensor [T, H], or a list of these; with --enable-prompt-embeds.",
-    ),
-]
 Encoding = Literal["float", "base64"]
 Texts = str | list[str]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -11,6 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pelton.config.params import MAX_N
+from pelton.core.prompt_embeds import PromptEmbeds
+from pelton.engine.prompt_embeds import read_prompt_embeds
+from pelton.engine.prompts import Prompt
 from pelton.errors import RequestError
 from pelton.server.bodies import beside_loop
 from pelton.server.errors import ApiError
@@ -34,10 +38,18 @@ _TEMPLATE_WORDS = ("self", "messages", "tools", "add_generation_prompt", "contin
 
 @dataclass(frozen=True, slots=True)
 class ReadyPrompt:
-    """token_ids: [prompt_len]. text: what was sent or rendered; None if ids were sent."""
+    """token_ids: [prompt_len], -1 where an embedding stands. text: what was sent or rendered; None
+    if ids or embeddings were sent."""
 
     token_ids: TokenIds
     text: str | None
+    embeds: PromptEmbeds | None = None
+
+    @property
+    def for_engine(self) -> Prompt:
+        if self.embeds is not None:
+            return {"prompt_embeds": self.embeds}
+        return {"prompt_token_ids": self.token_ids}
 
 
 class PromptReader:
@@ -49,6 +61,7 @@ class PromptReader:
         max_model_len: tokens that prompt and answer may have together.
         pool: threads for long work.
         trusts_templates: whether requests may bring chat templates.
+        takes_embeds: whether they may bring embeddings.
 
     max_characters: of a text.
     """
@@ -62,6 +75,7 @@ class PromptReader:
         max_model_len: int,
         pool: Executor,
         trusts_templates: bool = False,
+        takes_embeds: bool = False,
     ) -> None:
         self.tokenizer = tokenizer
         self._template = template
@@ -69,6 +83,7 @@ class PromptReader:
         self._max_model_len = max_model_len
         self._pool = pool
         self._trusts_templates = trusts_templates
+        self._takes_embeds = takes_embeds
         self.max_characters = max(_MAX_CHARACTERS, _MAX_PER_TOKEN * max_model_len)
         width = max_bytes_per_token(tokenizer)
         # The tokenizer counts its vocabulary, 0.1 s, when it is asked first: not by a request.
@@ -81,13 +96,49 @@ class PromptReader:
         one that is too long."""
         given = body.prompt
         is_small = isinstance(given, str) and len(given) <= _SMALL_TEXT
+        is_small = is_small and body.prompt_embeds is None
         return await beside_loop(self._pool, is_small, self._completion, body)
 
     def _completion(self, body: CompletionBody) -> list[ReadyPrompt]:
+        if body.prompt_embeds is not None:
+            return [self._with_room(prompt, body) for prompt in self._embedded(body)]
+        if body.prompt is None:
+            raise RequestError("prompt is missing.", field="prompt")
         adds = True if body.add_special_tokens is None else body.add_special_tokens
         keep = self._kept(body)
         prompts = as_prompts(body.prompt, "prompt", MAX_N)
         return [self._with_room(self._ready(prompt, adds, keep), body) for prompt in prompts]
+
+    def _embedded(self, body: CompletionBody) -> list[ReadyPrompt]:
+        if body.prompt:
+            raise RequestError(
+                "prompt and prompt_embeds exclude each other; leave one of them out.",
+                field="prompt_embeds",
+            )
+        for name in ("echo", "truncate_prompt_tokens", "add_special_tokens"):
+            if getattr(body, name):
+                raise RequestError(f"{name} is for prompts of text, not prompt_embeds.", field=name)
+        assert body.prompt_embeds is not None
+        return [
+            ReadyPrompt(np.full(len(embeds), -1, np.int32), None, embeds)
+            for embeds in self.embeds(body.prompt_embeds)
+        ]
+
+    def embeds(self, given: str | list[str]) -> list[PromptEmbeds]:
+        """A body's prompt_embeds. Raises RequestError."""
+        if not self._takes_embeds:
+            raise RequestError(
+                "prompt_embeds are only read if the server was started with "
+                "--enable-prompt-embeds.",
+                field="prompt_embeds",
+            )
+        many = [given] if isinstance(given, str) else given
+        if not 1 <= len(many) <= MAX_N:
+            raise RequestError(
+                f"prompt_embeds may hold 1 to {MAX_N} prompts, got {len(many)}.",
+                field="prompt_embeds",
+            )
+        return [_decoded(one) for one in many]
 
     async def chat(self, body: ChatBody) -> ReadyPrompt:
         """The conversation, rendered by the chat template. Always beside the loop: a template may
@@ -239,6 +290,16 @@ class PromptReader:
             return ChatTemplate(source, special_tokens=self.tokenizer.special_tokens)
         except ValueError as error:
             raise RequestError(str(error), field="chat_template") from None
+
+
+def _decoded(text: str) -> PromptEmbeds:
+    try:
+        data = base64.b64decode(text, validate=True)
+    except ValueError as error:
+        raise RequestError(
+            f"prompt_embeds must be base64 of a safetensors file: {error}.", field="prompt_embeds"
+        ) from None
+    return read_prompt_embeds(data)
 
 
 def as_prompts(

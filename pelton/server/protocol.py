@@ -33,6 +33,13 @@ Prompt = Annotated[
         },
     ),
 ]
+Embeds = Annotated[
+    str | list[str],
+    Meta(
+        description="Embeddings in place of token ids: base64 of a safetensors file that holds one "
+        "tensor [T, H], or a list of these; with --enable-prompt-embeds.",
+    ),
+]
 LogitBias = Annotated[dict[str, float], Meta(description="Token id -> bias in [-100, 100].")]
 Messages = Annotated[
     list[dict[str, Any]],
@@ -143,12 +150,13 @@ class CompletionBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
     max_tokens: most tokens of an answer; 16 unless given. 0 is possible with echo.
     logprobs: log-probabilities of the tokens, and of so many alternatives each.
     echo: the text begins with the prompt's.
+    prompt_embeds: instead of prompt, which then is "" or left out.
     """
 
-    prompt: Prompt
+    prompt: Prompt | None = None
+    prompt_embeds: Embeds | None = None
     logprobs: int | None = None
     suffix: Any = None
-    prompt_embeds: Any = None
 
 
 class ChatBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
@@ -212,7 +220,6 @@ UNSUPPORTED: dict[str, Unsupported] = {
     "store": Unsupported((None, False), "nothing is stored here; leave it out"),
     "service_tier": Unsupported((None, "auto", "default")),
     "suffix": Unsupported((None, "")),
-    "prompt_embeds": Unsupported((None,), "send prompt as text or token ids"),
     "tools": Unsupported((None, [])),
     "tool_choice": Unsupported((None, "none")),
     "parallel_tool_calls": Unsupported((None, True, False)),

@@ -88,6 +88,7 @@ def make_state(
         max_model_len=config.max_model_len,
         pool=pool,
         trusts_templates=args.trust_request_chat_template,
+        takes_embeds=config.enable_prompt_embeds,
     )
     metrics = ServerMetrics(
         model_name=names[0],
@@ -113,8 +114,8 @@ def make_state(
     pooling = PoolingService(
         engine,
         service.check_model,
+        reader,
         name=names[0],
-        max_characters=reader.max_characters,
         pool=pool,
     )
     return ServerState(

@@ -13,9 +13,10 @@ import msgspec
 
 from pelton.config.params import MAX_N, SamplingParams
 from pelton.engine.outputs import RequestDelta
+from pelton.engine.prompts import Prompt
 from pelton.errors import RequestError
 from pelton.server.errors import ApiError, unavailable
-from pelton.server.prompts import PromptReader, ReadyPrompt, TokenIds
+from pelton.server.prompts import PromptReader, ReadyPrompt
 from pelton.server.protocol import (
     ChatBody,
     ChatChunk,
@@ -45,7 +46,7 @@ class Engine(Protocol):
 
     def generate(
         self,
-        prompt: TokenIds,
+        prompt: Prompt,
         params: SamplingParams,
         *,
         request_id: str,
@@ -175,7 +176,7 @@ class Service:
         """Of each prompt; nothing is sent to the engine before a stream is read."""
         return [
             self._engine.generate(
-                prompt.token_ids,
+                prompt.for_engine,
                 params,
                 request_id=request_id if len(prompts) == 1 else f"{request_id}-{number}",
                 priority=body.priority or 0,

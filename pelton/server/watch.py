@@ -168,6 +168,8 @@ class RequestWatch(Watch):
 def prompt_line(text: str | None, token_ids: Sequence[int]) -> str:
     """A prompt as a log has it: its text, or its token ids where there is none; not all of a long
     one."""
+    if text is None and token_ids and token_ids[0] < 0:
+        return f"{len(token_ids)} embeddings"
     if text is None:
         return f"token ids {list(token_ids[:_MAX_SHOWN])}"
     return repr(text[:_MAX_SHOWN])

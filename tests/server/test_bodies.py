@@ -29,7 +29,6 @@ from pelton.server.protocol import (
         (b'{"prompt": "x", "logit_bias": {"5": "y"}}', "logit_bias", "Each value of logit_bias"),
         (b'{"prompt": "x", "a": null, "n": "1"}', "n", 'n must be an integer, got "1"'),
         (b'{"prompt": "x", "a": null, "b": 0}', "b", "b is not a field"),
-        (b"{}", "prompt", "prompt is missing"),
         (b"[]", None, "The body must be an object, got a list"),
         (b"{", None, "not valid JSON"),
     ],
