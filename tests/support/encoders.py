@@ -74,7 +74,7 @@ def both_ways(family: str) -> Path:
 
 
 @functools.cache
-def _oracle(folder: Path, ending: str) -> Any:
+def transformers_model(folder: Path, ending: str = "Model") -> Any:
     import transformers
 
     kind = "AutoModel" if ending == "Model" else f"AutoModel{ending}"
@@ -92,7 +92,7 @@ def oracle(
     if second is not None:
         types = [int(at >= second) for at in range(len(ids))]
         more["token_type_ids"] = torch.tensor([types])
-    output = _oracle(folder, ending)(torch.tensor([list(ids)]), **more)
+    output = transformers_model(folder, ending)(torch.tensor([list(ids)]), **more)
     return np.asarray((output.last_hidden_state if ending == "Model" else output.logits)[0])
 
 
