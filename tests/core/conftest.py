@@ -13,6 +13,7 @@ import pytest
 
 from pelton.config.cache import CacheConfig
 from pelton.config.params import SamplingParams
+from pelton.config.pooling import PoolingParams
 from pelton.config.scheduler import SchedulerConfig
 from pelton.core.kv.host_pages import MoveCosts
 from pelton.core.kv.spec import KVGroup
@@ -49,16 +50,27 @@ def _mix(totals: list[int]) -> int:
 def reference(
     request: Request, max_model_len: int, windows: Windows = (None,), *, is_recurrent: bool = False
 ) -> tuple[list[int], str]:
-    """Tokens and finish reason of a request that is alone."""
+    """Tokens and finish reason of a request that is alone; or what is pooled of it."""
     tokens = request.known_token_ids[: request.prompt_len].tolist()
     codes = [_code(token, i) for i, token in enumerate(tokens)]
     params, out = request.params, []
     state = 0
     for token in tokens:
         state = _fold(state, token)
-    while True:
+
+    def seen() -> int:
         totals = [sum(codes if window is None else codes[-window:]) for window in windows]
-        token = _draw(_mix(totals) + is_recurrent * state, request.seed)
+        return _mix(totals) + is_recurrent * state
+
+    if request.pooling is not None:
+        all_codes, codes, state, states = codes, [], 0, []
+        for token, code in zip(tokens, all_codes):
+            codes.append(code)
+            state = _fold(state, token)
+            states.append(seen())
+        return _pooled(request.pooling.method, states), "stop"
+    while True:
+        token = _draw(seen(), request.seed)
         state = _fold(state, token)
         codes.append(_code(token, len(codes)))
         out.append(token)
@@ -71,6 +83,11 @@ def reference(
             return out, "length"
 
 
+def _pooled(method: str | None, states: list[int]) -> list[int]:
+    """Of all tokens' hidden states, what each is."""
+    return {"last": states[-1:], "mean": [sum(states)], "all": states}[method or ""]
+
+
 @dataclass
 class _Row:
     ref: SlotRef
@@ -80,6 +97,9 @@ class _Row:
     tables: list[list[int]]
     seed: int
     prompt_len: int
+    pooling: PoolingParams | None = None
+    total: int = 0
+    """Of hidden states, by method "mean"."""
     proposed: int = 0
 
 
@@ -185,6 +205,7 @@ class ToyDevice:
                 [ids.tolist() for ids in new.block_ids],
                 new.seed,
                 new.prompt_len,
+                new.pooling,
             )
         for append in plan.block_appends:
             row = self.rows[append.ref.slot]
@@ -207,7 +228,7 @@ class ToyDevice:
             count, drafts = int(plan.num_scheduled_tokens[b]), int(plan.num_drafts[b])
             bound = int(plan.num_computed_bound[b])
             assert row.computed <= bound
-            assert bound + count <= self.max_model_len - 1
+            assert bound + count <= self.max_model_len - (row.pooling is None)
             if plan.bounds_are_exact:
                 assert row.computed == bound
             else:
@@ -215,9 +236,12 @@ class ToyDevice:
             offsets.append(offsets[-1] + (1 + drafts if plan.samples[b] else 0))
             if not plan.samples[b]:
                 assert drafts == 0
-                assert row.computed + count < len(row.tokens)
+                assert row.computed + count < len(row.tokens) + (row.pooling is not None)
+                states = []
                 for position in range(row.computed, row.computed + count):
                     self._write(row, position, row.tokens[position])
+                    states.append(self._seen(row, position))
+                self._pool(row, b, states, result)
                 row.computed += count
                 continue
             assert row.computed + count - drafts == len(row.tokens)
@@ -256,6 +280,22 @@ class ToyDevice:
         self._save_states(plan)
         return result
 
+    def _pool(self, row: _Row, b: int, states: list[int], result: StepResult) -> None:
+        """states: of the row's next tokens. Some rows in mid-prefill give nothing, as with "step"
+        where a chunk has no tag."""
+        ends = row.computed + len(states) == len(row.tokens)
+        if row.pooling is None:
+            return
+        if row.pooling.method == "all":
+            result.pooled[b] = np.array(states)
+        elif row.pooling.method == "mean":
+            row.total = (row.total if row.computed else 0) + sum(states)
+            if ends:
+                result.pooled[b] = np.array([row.total])
+        elif ends:
+            result.pooled[b] = np.array(states[-1:])
+        result.status[b] |= self.faults.get((row.request_id, row.computed), OK)
+
     def _write(self, row: _Row, position: int, token: int) -> None:
         ring, size = self.states[row.ref.slot], 1 + self.num_drafts
         ring[position % size] = _fold(ring[(position - 1) % size] if position else 0, token)
@@ -265,6 +305,10 @@ class ToyDevice:
             kv[block, position % size] = _code(token, position) + self.is_broken
 
     def _sample(self, row: _Row, position: int) -> int:
+        return _draw(self._seen(row, position), row.seed)
+
+    def _seen(self, row: _Row, position: int) -> int:
+        """What stands for the hidden state there."""
         totals = []
         for kv, size, window, table in zip(self.kv, self.block_sizes, self.windows, row.tables):
             first = 0 if window is None else max(position - window + 1, 0)
@@ -272,7 +316,7 @@ class ToyDevice:
             assert all(table[p // size] for p in seen), "the null block is seen"
             totals.append(sum(int(kv[table[p // size], p % size]) for p in seen))
         state = self.states[row.ref.slot][position % (1 + self.num_drafts)]
-        return _draw(_mix(totals) + bool(self.checkpoint_pages) * state, row.seed)
+        return _mix(totals) + bool(self.checkpoint_pages) * state
 
 
 class ToyEngine:
@@ -364,15 +408,23 @@ class ToyEngine:
         self.outputs: dict[str, list[int]] = {}
         self.ended: dict[str, str] = {}
 
+    def pool(self, request_id: str, prompt: list[int], method: str = "last", **own) -> Request:
+        """A request that yields no tokens; its result stands among the outputs."""
+        task = "token_embed" if method == "all" else "embed"
+        request = Request(request_id, prompt, PoolingParams(task=task, method=method), **own)
+        return self._add(request)
+
     def add(self, request_id: str, prompt: list[int], **options) -> Request:
         """Request options by name, everything else is a sampling parameter."""
         names = ("priority", "cache_salt", "adapter", "prompt_embeds", "eos_token_ids")
         own = {name: options.pop(name) for name in names if name in options}
         options.setdefault("seed", 7)
-        request = Request(request_id, prompt, SamplingParams(**options), **own)
+        return self._add(Request(request_id, prompt, SamplingParams(**options), **own))
+
+    def _add(self, request: Request) -> Request:
         self.scheduler.add(request)
-        self.requests[request_id] = request
-        self.outputs[request_id] = []
+        self.requests[request.request_id] = request
+        self.outputs[request.request_id] = []
         return request
 
     def launch(self) -> StepPlan | None:
@@ -411,6 +463,12 @@ class ToyEngine:
         for update in updates:
             request_id = update.request.request_id
             assert request_id not in self.ended, "an update after the end"
+            if update.pooled is not None:
+                assert not update.request.yields_tokens
+                assert update.finish_reason == "stop"
+                self.outputs[request_id] = update.pooled.tolist()
+                self.ended[request_id] = "stop"
+                continue
             assert len(update.new_token_ids) or update.finish_reason == "error"
             num_rows = update.last_row - update.first_row
             if result is None or result.logprobs is None:

@@ -52,6 +52,8 @@ requests = st.fixed_dictionaries(
         "priority": st.integers(0, 2),
         "seed": st.integers(0, 2),
         "cache_salt": st.sampled_from([None, None, "x"]),
+        # Of those that yield no tokens: what is pooled.
+        "method": st.sampled_from([None, None, None, "last", "mean", "all"]),
     }
 )
 actions = st.lists(
@@ -81,6 +83,10 @@ def play(engine, moves) -> set[str]:
             options = dict(move)
             family, length = options.pop("family"), options.pop("length")
             ids = [(17 * family + i * i) % 50 for i in range(length)]
+            if (method := options.pop("method")) is not None:
+                own = {name: options[name] for name in ("priority", "cache_salt")}
+                engine.pool(f"r{len(engine.requests)}", ids, method, **own)
+                continue
             engine.add(f"r{len(engine.requests)}", ids, **options)
         elif isinstance(move, tuple):
             kind, number = move

@@ -40,8 +40,10 @@ def pooled_family(architecture: str) -> tuple[str, Classifier] | None:
         if not architecture.endswith(ending):
             continue
         family = architecture.removesuffix(ending)
-        # Decoders are listed with their head for tokens, encoders without any.
-        for own in (family.removesuffix(_BOTH_WAYS) + _TOKENS, family + "Model"):
+        # Decoders are listed with their head for tokens, encoders without any; the layers of Gemma 3
+        # have a name of their own, Gemma3Text.
+        names = family, family.removesuffix(_BOTH_WAYS), family.removesuffix("Text")
+        for own in (*(name + _TOKENS for name in names), family + "Model"):
             if own in ARCHITECTURES:
                 return own, classifier
     return None
