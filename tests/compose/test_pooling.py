@@ -10,8 +10,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from compose.test_families import FAMILIES, folder_of
 from support.batch import padded
-from support.pooled import classifier_of, cosine, hidden_states, normalised, softmax, tiny_pooled
+from support.pooled import (
+    classifier_of,
+    cosine,
+    hidden_states,
+    normalised,
+    scores,
+    softmax,
+    tiny_pooled,
+)
 from support.tiny import TinyEngine, prompts_of
 
 from pelton.config.pooling import PoolingParams
@@ -232,3 +241,42 @@ def test_prefix_hits(shared):
             assert hits == 36  # by now all of the prompt but its last token
         else:
             assert hits == 0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families(family):
+    """A checkpoint made for tokens, whose head is left out."""
+    folder = folder_of(family)
+    engine = TinyEngine(
+        folder,
+        device="queued",
+        runner="pooling",
+        long_prefill_token_threshold=3,
+        num_blocks=128,
+    )
+    prompts = [PROMPTS[0], PROMPTS[2], PROMPTS[4]]
+    asked = [PoolingParams(), PoolingParams(task="token_embed")]
+    results = engine.pool([*prompts, *prompts], [one for one in asked for _ in prompts])
+    hidden = [hidden_states(folder, prompt) for prompt in prompts]
+    for values, wanted in zip(results, [*(states[-1] for states in hidden), *hidden]):
+        assert cosine(values, wanted) > 0.9999
+
+
+@pytest.mark.parametrize("ending", ["embed", "classify", "token_classify"])
+@pytest.mark.parametrize("family", ["Gemma3Text", "Llama", "Qwen3Moe", "Phi3"])
+def test_endings(family, ending):
+    """As AutoModel and its kin save them, with names of their own."""
+    overrides = next((o for name, o in FAMILIES.values() if name == family), {})
+    changes = {} if ending == "embed" else {"num_labels": 3}
+    try:
+        folder = tiny_pooled(family, ending, tuple(overrides.items()), **changes)
+    except ValueError:
+        pytest.skip("transformers has no such class")
+    engine = TinyEngine(folder, runner="auto", num_blocks=128)
+    params = PoolingParams(use_activation=False)
+    for prompt, values in zip(PROMPTS, engine.pool(PROMPTS, params)):
+        if ending == "embed":
+            wanted = hidden_states(folder, prompt)[-1]
+        else:
+            wanted = scores(folder, prompt, ending)
+        np.testing.assert_allclose(values, wanted, rtol=1e-3, atol=1e-4)

@@ -411,7 +411,8 @@ class ToyEngine:
     def pool(self, request_id: str, prompt: list[int], method: str = "last", **own) -> Request:
         """A request that yields no tokens; its result stands among the outputs."""
         task = "token_embed" if method == "all" else "embed"
-        request = Request(request_id, prompt, PoolingParams(task=task, method=method), **own)
+        params = PoolingParams(task=task, method=method)
+        request = Request(request_id, prompt, params, seed=7, **own)
         return self._add(request)
 
     def add(self, request_id: str, prompt: list[int], **options) -> Request:

@@ -17,9 +17,12 @@ import pytest
 from engine.test_async_llm import collect, run
 from engine.test_llm import SETTINGS, TEXTS, folder, make_llm
 from support.plain import greedy, seeded
+from support.pooled import cosine, hidden_states, tiny_pooled
 from support.sabotage import TARGET
+from support.tiny import prompts_of
 
 from pelton.config.engine import EngineArgs
+from pelton.config.pooling import PoolingParams
 from pelton.engine import client
 from pelton.engine.async_llm import AsyncLLM
 from pelton.engine.client import EngineProcess
@@ -359,3 +362,38 @@ def test_an_engine_that_does_not_answer_is_killed(monkeypatch, saboteur, tmp_pat
             await task
 
     run(main, 60)
+
+
+def test_an_engine_that_pools():
+    """What the methods are and need travels with READY; results come back with the ends."""
+    folder_of_embedder = tiny_pooled("Qwen3")
+    prompts = prompts_of([9, 30])
+
+    async def main() -> None:
+        llm = await AsyncLLM.start(
+            EngineArgs(
+                model=str(folder_of_embedder),
+                device="cpu",
+                num_threads=1,
+                num_gpu_blocks_override=64,
+                max_num_batched_tokens=8,
+                max_num_seqs=4,
+            )
+        )
+        try:
+            assert llm.config.pooling.tasks == ("embed", "token_embed")
+            assert llm.config.pooling.needs("step") == ("token_ids",)
+            asked = [PoolingParams(), PoolingParams(task="token_embed", use_activation=False)]
+            calls = [
+                llm.pool(ids, one, request_id=f"{ids[0]} {one.task}")
+                for one in asked
+                for ids in prompts
+            ]
+            outputs = await asyncio.gather(*calls)
+            hidden = [hidden_states(folder_of_embedder, ids) for ids in prompts]
+            for output, wanted in zip(outputs, [*(states[-1] for states in hidden), *hidden]):
+                assert cosine(output.outputs.data, wanted) > 0.9999
+        finally:
+            await llm.close()
+
+    run(main, timeout=60)

@@ -24,3 +24,5 @@ def test_it_adds_to_what_is_there():
     total = torch.full((3,), 5.0)
     add_rows(torch.tensor([[1.0, 2.0, 3.0]]), total)
     assert total.tolist() == [6.0, 7.0, 8.0]
+    add_rows(torch.zeros(0, 3), total)
+    assert total.tolist() == [6.0, 7.0, 8.0]

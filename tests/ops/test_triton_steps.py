@@ -18,6 +18,7 @@ from support.logit_stages import (
 )
 from support.moe import CASES, PLAIN, check_triton
 from support.steps import check_drafts, check_no_verification_rows, check_staged_write, check_step
+from support.sums import check_add_rows
 from support.top import check_keep_top, check_top_k_top_p
 
 from pelton.ops.step_kernels import step_kernel
@@ -142,3 +143,8 @@ def test_many_tokens_through_experts(case, dtype, num_rows):
             signature, hidden_size=128, intermediate_size=96, num_experts=64, top_k=8
         )
     check_triton(many, signature, num_rows, 1e-4 if dtype == torch.float32 else 2e-2)
+
+
+@pytest.mark.gpu
+def test_add_rows():
+    check_add_rows(step_kernel("add_rows", "cuda"), "cuda")

@@ -36,6 +36,7 @@ from support.logit_stages import (
 from support.moe import CASES, PLAIN, check_triton
 from support.products import ACTIVATIONS, ODD, OPS, TritonProduct
 from support.steps import check_drafts, check_no_verification_rows, check_staged_write, check_step
+from support.sums import check_add_rows
 from support.top import check_keep_top, check_top_k_top_p
 from support.triton_recurrent import (
     FEW,
@@ -92,6 +93,7 @@ def stages() -> None:
     check_argmax(kernel_of("argmax"), vocab=8195, dtype=BF16, device="cuda")
     check_logprobs(kernel_of("logprobs"), vocab=4097, width=20, dtype=BF16, device="cuda")
     check_judge(kernel_of("judge"), device="cuda")
+    check_add_rows(kernel_of("add_rows"), device="cuda")
 
 
 def recurrent() -> None:

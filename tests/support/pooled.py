@@ -23,11 +23,14 @@ ENDINGS = {
 
 
 @functools.cache
-def tiny_pooled(family: str, ending: str = "embed", **overrides: Any) -> Path:
-    """A folder with `family`'s tiny random model that ends in hidden states or a classifier."""
+def tiny_pooled(
+    family: str, ending: str = "embed", base_values: tuple[Any, ...] = (), **overrides: Any
+) -> Path:
+    """A folder with `family`'s tiny random model that ends in hidden states or a classifier.
+    base_values: pairs, what tiny_model is to be told."""
     import transformers
 
-    base = tiny_model(family)
+    base = tiny_model(family, **dict(base_values))
     torch.manual_seed(1)
     config = transformers.AutoConfig.from_pretrained(base, **overrides)
     model = getattr(transformers, ENDINGS[ending]).from_pretrained(
@@ -88,3 +91,10 @@ def softmax(x: np.ndarray) -> np.ndarray:
 def classifier_of(folder: Path, ending: str = "classify") -> np.ndarray:
     """[num_labels, H]"""
     return np.asarray(_oracle(folder, ending).score.weight.detach())
+
+
+@torch.no_grad()
+def embeddings_of(folder: Path, ids: Sequence[int]) -> np.ndarray:
+    """[len(ids), H] float32, as the model is given them."""
+    table = _oracle(folder, "embed").get_input_embeddings()
+    return np.asarray(table(torch.tensor([int(token) for token in ids])))

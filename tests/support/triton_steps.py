@@ -22,6 +22,7 @@ from support.logit_stages import (
 )
 from support.moe import CASES, PLAIN, check_triton
 from support.steps import check_drafts, check_no_verification_rows, check_staged_write, check_step
+from support.sums import check_add_rows
 from support.top import check_keep_top, check_top_k_top_p
 
 
@@ -50,6 +51,7 @@ def check_in_interpreter() -> None:
     importlib.import_module("pelton.ops.logprobs.triton")._BLOCK = 64
     check_logprobs(kernel_of("logprobs"), vocab=300, width=5, dtype=torch.float16)
     check_judge(kernel_of("judge"))
+    check_add_rows(kernel_of("add_rows"))
     head = importlib.import_module("pelton.ops.lm_head_sample.triton")
     for vocab in (1, 8200):
         check_draw(head.drawer, vocab=vocab, dtype=torch.float32, max_rows=5)

@@ -40,8 +40,8 @@ def pooled_family(architecture: str) -> tuple[str, Classifier] | None:
         if not architecture.endswith(ending):
             continue
         family = architecture.removesuffix(ending)
-        # Decoders are listed with their head for tokens, encoders without any; the layers of Gemma 3
-        # have a name of their own, Gemma3Text.
+        # Decoders are listed with their head for tokens, encoders without; Gemma 3's layers have a
+        # name of their own, Gemma3Text.
         names = family, family.removesuffix(_BOTH_WAYS), family.removesuffix("Text")
         for own in (*(name + _TOKENS for name in names), family + "Model"):
             if own in ARCHITECTURES:

@@ -6,4 +6,6 @@ its rows were cut into calls.
 
 from pelton.ops.add_rows.reference import add_rows
 
-__all__ = ["add_rows"]
+__all__ = ["KERNELS", "add_rows"]
+
+KERNELS = {"cuda": "pelton.ops.add_rows.triton:add_rows"}
