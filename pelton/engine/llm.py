@@ -368,6 +368,8 @@ class LLM:
             )
 
     def _params_for(self, prompts: Sequence[object], params: Params) -> Sequence[SamplingParams]:
+        if self.config.pools:
+            raise wrong_runner(pools=True)
         if params is None:
             params = self.get_default_sampling_params()
         return one_each("sampling_params", SamplingParams, params, len(prompts))

@@ -71,11 +71,12 @@ class Pooler(StepParticipant):
         num_rows: int,
         max_tokens: int,
         dtype: torch.dtype,
+        batch_invariant: bool,
     ) -> None:
         hidden_size = model.config.hidden_size
         self._model = model
         self._heads = Heads(model, config)
-        self._methods = load_methods(device, num_rows, hidden_size)
+        self._methods = load_methods(device, num_rows, hidden_size, batch_invariant=batch_invariant)
         self._rows: dict[int, NewRow] = {}
         self._normed = device.empty((max_tokens, hidden_size), dtype)
 

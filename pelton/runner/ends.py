@@ -132,6 +132,7 @@ class PoolingEnd:
             num_rows=rows.num_rows,
             max_tokens=config.scheduler.max_num_batched_tokens,
             dtype=getattr(torch, config.dtype),
+            batch_invariant=config.batch_invariant,
         )
         self.participants: list[StepParticipant] = [self._pooler]
 

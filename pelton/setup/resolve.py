@@ -224,7 +224,7 @@ def resolve(checked: CheckedArgs, facts: DeviceFacts) -> EngineConfig:
         num_threads=_num_threads(args, facts),
         max_logprobs=args.max_logprobs,
         speculation=_speculation(args),
-        graphs=_graphs(args, facts, max_num_seqs, max_num_batched_tokens),
+        graphs=_graphs(checked, facts, max_num_seqs, max_num_batched_tokens),
         quantization=checked.quantised,
         enable_prompt_embeds=args.enable_prompt_embeds,
         parallel=_parallel(args, facts),
@@ -289,18 +289,21 @@ def _speculation(args: EngineArgs) -> SpeculationConfig:
 
 
 def _graphs(
-    args: EngineArgs, facts: DeviceFacts, max_num_seqs: int, max_num_batched_tokens: int
+    checked: CheckedArgs, facts: DeviceFacts, max_num_seqs: int, max_num_batched_tokens: int
 ) -> GraphsConfig:
     """Raises ConfigError for sizes of CUDA graphs where there are none."""
+    args, pools = checked.args, bool(checked.pooling.tasks)
     given = args.cudagraph_capture_sizes
-    if facts.kind != "cuda":
+    if facts.kind != "cuda" or pools:
+        who = "an engine that pools" if pools else f"device {facts.kind!r}"
         for name in ("cudagraph_capture_sizes", "max_cudagraph_capture_size"):
             if getattr(args, name) is not None:
                 raise ConfigError(
-                    f"{name}={getattr(args, name)!r} is for CUDA graphs, and device {facts.kind!r} "
-                    "has none; leave it out."
+                    f"{name}={getattr(args, name)!r} is for CUDA graphs, and {who} has none; leave "
+                    "it out."
                 )
-    if args.enforce_eager:
+    # What a step pools differs from step to step, and long prompts hide the launching.
+    if args.enforce_eager or pools:
         return GraphsConfig()
     if facts.kind != "cuda":
         return GraphsConfig(every_decode_size=True)
@@ -462,6 +465,7 @@ def _refuse_large_steps(
     if model.mamba2 is not None:
         mamba = model.mamba2
         widths += mamba.projected_size + mamba.conv_channels + mamba.inner_size
+    num_logits *= model.has_lm_head
     step = (max_tokens * widths + num_logits * model.vocab_size) * _DTYPE_BYTES[dtype]
     if weights <= facts.total_bytes < step + weights:
         raise ConfigError(
@@ -749,6 +753,8 @@ def describe(config: EngineConfig) -> str:
         f"{scheduler.max_steps_in_flight} in flight",
         "attention": config.attention_backend if model.keeps_kv else "among a text's tokens",
     }
+    if config.pools:
+        rows["pools"] = f"{', '.join(config.pooling.tasks)}; by default {config.pooling.method}"
     rows["recorded"] = _graphs_row(config.graphs)
     if config.memory is not None:
         rows["memory"] = config.memory.describe()

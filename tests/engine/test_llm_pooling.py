@@ -14,6 +14,7 @@ from pelton.config.params import SamplingParams
 from pelton.config.pooling import PoolingParams
 from pelton.engine.llm import LLM
 from pelton.errors import RequestError, UnsupportedError
+from pelton.setup.resolve import describe
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +54,7 @@ def test_a_prompt_may_be_as_long_as_the_context(embedder):
 
 def test_an_engine_does_one_thing(embedder):
     with pytest.raises(RequestError, match="runner='generate'"):
-        embedder.generate({"prompt_token_ids": [5]}, SamplingParams(), use_tqdm=False)
+        embedder.generate([{"prompt_token_ids": [5]}] * 2, SamplingParams(), use_tqdm=False)
     generator = LLM(str(tiny_llama()), num_gpu_blocks_override=64)
     with pytest.raises(RequestError, match="runner='pooling'"):
         generator.embed({"prompt_token_ids": [5]}, use_tqdm=False)
@@ -62,6 +63,15 @@ def test_an_engine_does_one_thing(embedder):
     generator.close()
     with pytest.raises(UnsupportedError, match="has no head for tokens"):
         LLM(str(tiny_pooled("Qwen3")), runner="generate")
+    speculation = {"method": "ngram", "num_speculative_tokens": 2}
+    with pytest.raises(UnsupportedError, match="speculative_config is for tokens"):
+        LLM(str(tiny_pooled("Qwen3")), speculative_config=speculation)
+
+
+def test_what_the_table_says(embedder):
+    table = describe(embedder.config)
+    assert "pools     embed, token_embed; by default last" in table
+    assert "recorded  nothing" in table
 
 
 def test_a_wrong_request_fails_alone(embedder):

@@ -51,9 +51,11 @@ WANTED = {
 }
 
 
-def stream(name: str, lengths: list[int], token_ids: object, slot: int = 2) -> torch.Tensor:
+def stream(
+    name: str, lengths: list[int], token_ids: object, *, is_invariant: bool = False
+) -> torch.Tensor:
     """What the method makes of IDS in chunks of these lengths."""
-    method = load_methods(CPUDevice(1), NUM_ROWS, HIDDEN)[name]
+    method = load_methods(CPUDevice(1), NUM_ROWS, HIDDEN, batch_invariant=is_invariant)[name]
     found = []
     position = 0
     for length in lengths:
@@ -61,7 +63,7 @@ def stream(name: str, lengths: list[int], token_ids: object, slot: int = 2) -> t
         first = 3
         chunk = Chunk(
             row=1,
-            slot=slot,
+            slot=2,
             first=first,
             last=first + length,
             position=position,
@@ -83,6 +85,8 @@ def stream(name: str, lengths: list[int], token_ids: object, slot: int = 2) -> t
 @pytest.mark.parametrize("name", METHODS)
 def test_streams(name, lengths):
     torch.testing.assert_close(stream(name, lengths, IDS), WANTED[name])
+    exact = stream(name, lengths, IDS, is_invariant=True)
+    assert torch.equal(exact, stream(name, [len(IDS)], IDS, is_invariant=True))
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -105,7 +109,7 @@ class Second:
     is_per_token = False
     needs = ("token_ids",)
 
-    def __init__(self, device, num_rows, hidden_size):
+    def __init__(self, device, num_rows, hidden_size, *, batch_invariant):
         pass
 
 
