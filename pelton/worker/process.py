@@ -97,6 +97,8 @@ def _run(spec: Spec, control: Connection[Any, Any], board: BoardWriter) -> None:
         board.begin_step(order.plan.step)
         board.note("launching")
         pending.append(worker.execute(order.plan))
+        # While the device is busy; all ranks do it after the same step.
+        worker.record_next()
         board.note("waiting for orders")
     worker.close()
     rank.leave()
