@@ -2,8 +2,9 @@
 
     python -m pelton.bench.suite.merge RESULT.json PART.json...
 
-Each run stays as it was written, with its command, its commit and its card; rows without a value
-are left out. A figure that two runs have is refused: nobody chooses the better one.
+Each run stays as it was written, with its command, its commit and its card. Of a figure that
+several runs have the last one's is kept, whatever it is: nobody chooses the better one. Rows
+without a value are left out.
 """
 
 from __future__ import annotations
@@ -14,8 +15,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pelton.errors import ConfigError
-
 
 def runs_of(result: dict[str, Any]) -> list[dict[str, Any]]:
     """The runs of a result file, merged or not."""
@@ -24,20 +23,28 @@ def runs_of(result: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def merged(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Raises ConfigError for a figure that was measured twice."""
+    """All runs that still have a figure, in the order in which they began."""
     runs: list[dict[str, Any]] = []
     seen: set[tuple[str, str]] = set()
-    for run in (run for result in results for run in runs_of(result)):
-        rows = [row for row in run["rows"] if row["value"] is not None]
-        names = {(row["subject"], row["name"]) for row in rows}
-        if again := sorted(names & seen):
-            raise ConfigError(
-                f"{'/'.join(again[0])} was measured by two of the runs, and so were "
-                f"{len(again) - 1} more: leave one run out, or measure with `only` what is missing."
-            )
-        seen |= names
-        runs.append(run | {"rows": rows})
-    return {"runs": runs}
+    every = [run for result in results for run in runs_of(result)]
+    for run in sorted(every, key=_began, reverse=True):
+        rows = [row for row in run["rows"] if row["value"] is not None and _key(row) not in seen]
+        seen |= {_key(row) for row in rows}
+        names = {row["subject"] for row in rows}
+        if rows:
+            subjects = {name: one for name, one in run["subjects"].items() if name in names}
+            runs.append(run | {"subjects": subjects, "rows": rows})
+    return {"runs": runs[::-1]}
+
+
+def _began(run: dict[str, Any]) -> str:
+    """Of runs that did not write it down: before all others."""
+    began: str = run.get("began", "")
+    return began
+
+
+def _key(row: dict[str, Any]) -> tuple[str, str]:
+    return row["subject"], row["name"]
 
 
 if __name__ == "__main__":

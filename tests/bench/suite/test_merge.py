@@ -6,14 +6,11 @@ import json
 import subprocess
 import sys
 
-import pytest
-
 from pelton.bench.suite.markdown import tables
 from pelton.bench.suite.merge import merged
-from pelton.errors import ConfigError
 
 
-def run(commit, **values):
+def run(commit, began=None, **values):
     rows = [
         {"subject": "tiny", "name": name, "unit": "ms", "status": "", "value": value, "samples": []}
         | dict.fromkeys(("peer", "floor", "goal", "ratio"))
@@ -21,6 +18,7 @@ def run(commit, **values):
     ]
     return {
         "command": "pelton bench suite",
+        **({"began": began} if began else {}),
         "peers": {},
         "subjects": {"tiny": {"machine": {"commit": commit}}},
         "live": [],
@@ -28,26 +26,39 @@ def run(commit, **values):
     }
 
 
-def test_each_run_keeps_its_own_commit():
-    whole = merged([run("aaa", decode1=4.0, decode8=None), run("bbb", decode8=5.0)])
-    whole = merged([whole, run("ccc", prefill=6.0)])
-    found = [
-        (one["subjects"]["tiny"]["machine"]["commit"], [row["name"] for row in one["rows"]])
+def found(whole):
+    return [
+        (one["subjects"]["tiny"]["machine"]["commit"], {r["name"]: r["value"] for r in one["rows"]})
         for one in whole["runs"]
     ]
-    assert found == [("aaa", ["decode1"]), ("bbb", ["decode8"]), ("ccc", ["prefill"])]
+
+
+def test_each_run_keeps_its_own_commit():
+    whole = merged([run("bbb", "2026-11-30 12:00 UTC", decode8=5.0), run("aaa", decode1=4.0)])
+    whole = merged([whole, run("ccc", "2026-11-30 13:00 UTC", prefill=6.0, start_warm=None)])
+    assert found(whole) == [
+        ("aaa", {"decode1": 4.0}),
+        ("bbb", {"decode8": 5.0}),
+        ("ccc", {"prefill": 6.0}),
+    ]
     text = tables(whole)
     assert text.index("commit aaa") < text.index("decode1") < text.index("commit bbb")
 
 
-def test_nobody_chooses_among_figures():
-    with pytest.raises(ConfigError, match="tiny/decode1 was measured by two of the runs"):
-        merged([run("aaa", decode1=4.0), run("bbb", decode1=3.0)])
+def test_the_last_figure_counts_whatever_it_is():
+    early = run("aaa", "2026-11-30 12:00 UTC", decode1=3.0, decode8=4.0)
+    late = run("bbb", "2026-11-30 13:00 UTC", decode1=9.0)
+    last = run("ccc", "2026-11-30 14:00 UTC", decode1=None)
+    for order in ([early, late, last], [last, late, early]):
+        assert found(merged(order)) == [("aaa", {"decode8": 4.0}), ("bbb", {"decode1": 9.0})]
+    assert found(merged([early, run("bbb", "2026-11-30 13:00 UTC", decode1=9.0, decode8=8.0)])) == [
+        ("bbb", {"decode1": 9.0, "decode8": 8.0})
+    ]
 
 
 def test_as_a_program(tmp_path):
-    for name, found in (("a", run("aaa", decode1=4.0)), ("b", run("bbb", decode8=5.0))):
-        (tmp_path / name).write_text(json.dumps(found))
+    for name, one in (("a", run("aaa", decode1=4.0)), ("b", run("bbb", decode8=5.0))):
+        (tmp_path / name).write_text(json.dumps(one))
     command = [sys.executable, "-m", "pelton.bench.suite.merge", "out", "a", "b"]
     subprocess.run(command, cwd=tmp_path, check=True)
     assert len(json.loads((tmp_path / "out").read_text())["runs"]) == 2
