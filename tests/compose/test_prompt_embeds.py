@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from compose.test_families import FAMILIES
-from support.embeds import FORMS, add_form, as_form, check_forms, own_rows, places_of
+from support.embeds import FORMS, NOTED, add_form, as_form, check_forms, own_rows, places_of
 from support.families import tiny_model
 from support.plain import KINDS, greedy, logprobs_of, plain_tokens, seeded
 from support.tiny import TinyEngine, oracle, prompts_of, tiny_llama
@@ -21,6 +21,7 @@ from pelton.core.prompt_embeds import PromptEmbeds, placeholders
 from pelton.engine.prompt_embeds import as_prompt_embeds
 from pelton.errors import RequestError
 from pelton.forward.recorded import RecordedExecutor
+from pelton.sampling.table import PROCESSORS
 
 LENGTHS = (1, 3, 8, 12, 21, 37)
 PROMPTS = prompts_of(LENGTHS, seed=11)
@@ -316,6 +317,20 @@ def test_ngram_drafts_pass_placeholders_by():
         engine = engine_of(device, speculation=ngram)
         check_forms(engine, tiny_llama(), [*PROMPTS, repeating], KINDS)
         assert engine.loop.scheduler.stats.num_draft_tokens > 0
+
+
+def test_logits_processors_see_no_placeholder(monkeypatch):
+    monkeypatch.setitem(PROCESSORS, "note", "support.embeds:note_tokens")
+    is_row = np.array([False, True, True, False, True])
+    ids = np.where(is_row, placeholders(is_row), [5, 0, 0, 8, 0])
+    engine = engine_of("cpu")
+    name = engine.add(
+        ids,
+        greedy(2, logits_processors=["note"]),
+        prompt_embeds=PromptEmbeds(other_rows([1, 2, 3]), "float32"),
+    )
+    first, _ = engine.run()[name].token_ids
+    assert NOTED[-2:] == [[5, -1, -1, 8, -1], [5, -1, -1, 8, -1, first]]
 
 
 def test_refused_for_one_request_alone():

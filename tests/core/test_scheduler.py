@@ -9,6 +9,7 @@ from pelton.config.cache import CacheConfig
 from pelton.config.scheduler import SchedulerConfig
 from pelton.core.kv.spec import KVGroup
 from pelton.core.plan import ALL_MASKED, BAD_TOKEN, NAN_LOGITS, StepResult
+from pelton.core.prompt_embeds import PromptEmbeds
 from pelton.core.scheduler import Scheduler
 from pelton.errors import ConfigError, IntegrityError, RequestError
 
@@ -939,3 +940,26 @@ def test_a_result_is_not_read_for_rows_that_are_gone(toy_engine):
     assert engine.scheduler.update(plan, nonsense) == []
     engine.in_flight.clear()
     engine.run()
+
+
+def test_plans_say_where_embeddings_of_a_prompt_may_be(toy_engine):
+    """Chunks of 3 of 8 places, of which 1 and 4 are embeddings; then the same again, hit."""
+    ids = [5, -1, 6, 7, -2, 8, 9, 10]
+    embeds = PromptEmbeds(np.zeros((2, 4), np.float32), "float32")
+    engine = toy_engine(long_prefill=3, depth=1)
+    engine.add("a", ids, max_tokens=3, prompt_embeds=embeds)
+    engine.drain()
+    assert [plan.has_embeds for plan in engine.plans[:4]] == [True, True, False, False]
+    assert engine.plans[0].new_rows[0].prompt_embeds is embeds
+    count = len(engine.plans)
+    for again, hit in (([*ids[:6], 11, 12], 4), ([*ids, 13], 8)):
+        engine.add(f"b{hit}", again, max_tokens=2, prompt_embeds=embeds)
+        engine.drain()
+        plan = engine.plans[count]
+        count = len(engine.plans)
+        assert plan.num_computed_bound.tolist() == [hit]
+        assert plan.has_embeds == (hit == 4)
+        assert plan.new_rows[0].prompt_embeds is (embeds if hit == 4 else None)
+    engine.add("text", prompt(9), max_tokens=2)
+    engine.drain()
+    assert not engine.plans[-2].has_embeds

@@ -13,8 +13,11 @@ from support.tiny import TinyEngine, oracle
 
 from pelton.config.params import SamplingParams
 from pelton.core.prompt_embeds import PromptEmbeds, placeholders
+from pelton.sampling.processors import ProcessedRow
 
 FORMS = ("text", "embeds", "mix")
+NOTED: list[list[int]] = []
+"""What `note_tokens` has seen."""
 
 
 def own_rows(folder: Path, ids: Sequence[int]) -> np.ndarray:
@@ -51,6 +54,11 @@ def add_form(
 ) -> str:
     given = as_form(folder, ids, places_of(form, len(ids)))
     return engine.add(params=params, seed=seed, **given)
+
+
+def note_tokens(scores: torch.Tensor, row: ProcessedRow) -> None:
+    """A logits processor that does nothing but look."""
+    NOTED.append(row.token_ids[: int(row.num_tokens)].tolist())
 
 
 def check_forms(
