@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from pelton.checkpoint.config_reader import ConfigReader
+from pelton.checkpoint.limits import MAX_HIDDEN
+from pelton.checkpoint.safetensors_header import read_safetensors_header
 from pelton.checkpoint.source import Checkpoint
+from pelton.config.pooling import Projection, ProjectionActivation
 from pelton.errors import CheckpointError, UnsupportedError
 
 # Keys of 1_Pooling/config.json, and the method that each asks for.
@@ -18,6 +21,7 @@ _METHODS = {
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_lasttoken": "last",
 }
+_ACTIVATIONS: dict[str, ProjectionActivation] = {"Tanh": "tanh", "Identity": "identity"}
 _REFUSED = (
     "pooling_mode_max_tokens",
     "pooling_mode_mean_sqrt_len_tokens",
@@ -31,12 +35,13 @@ _TRANSFORMER_FILES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentenceModules:
-    """method: of pooling. normalises: whether vectors get length 1. max_prompt_tokens: of a text,
-    special tokens included, or None."""
+    """method: of pooling. projections: behind it. normalises: whether vectors get length 1 at the
+    end. max_prompt_tokens: of a text, special tokens included, or None."""
 
     method: str
     normalises: bool
     max_prompt_tokens: int | None = None
+    projections: tuple[Projection, ...] = ()
 
 
 def read_sentence_modules(checkpoint: Checkpoint) -> SentenceModules | None:
@@ -50,6 +55,7 @@ def read_sentence_modules(checkpoint: Checkpoint) -> SentenceModules | None:
     if checkpoint.config_path is None or not path.is_file():
         return None
     method, normalises, most = None, False, None
+    projections: list[Projection] = []
     for module in _load(path, list):
         if not isinstance(module, dict) or not isinstance(module.get("type"), str):
             raise CheckpointError(f"{path}: must be a list of objects with a 'type' each.")
@@ -59,17 +65,57 @@ def read_sentence_modules(checkpoint: Checkpoint) -> SentenceModules | None:
             method = _method(folder / "config.json")
         elif kind == "Normalize":
             normalises = True
+        elif kind == "Dense" and method is not None and not normalises:
+            projections.append(_projection(folder))
         elif kind == "Transformer":
             most = _max_prompt_tokens(folder)
         else:
             raise UnsupportedError(
-                f"{path}: the module {module['type']!r} is not supported; Transformer, Pooling and "
-                "Normalize are."
+                f"{path}: the module {module['type']!r} is not supported at its place; "
+                "Transformer, Pooling, Dense and Normalize are, in this order."
             )
     if method is None:
         return None
     _check_prompts(checkpoint.folder / "config_sentence_transformers.json")
-    return SentenceModules(method=method, normalises=normalises, max_prompt_tokens=most)
+    return SentenceModules(
+        method=method,
+        normalises=normalises,
+        max_prompt_tokens=most,
+        projections=tuple(projections),
+    )
+
+
+def _projection(folder: Path) -> Projection:
+    path, file = folder / "config.json", folder / "model.safetensors"
+    config = ConfigReader(_load(path, dict), str(path))
+    name = config.text("activation_function", "torch.nn.modules.activation.Tanh")
+    kind = name.rpartition(".")[2]
+    if kind not in _ACTIVATIONS:
+        raise UnsupportedError(
+            f"{path}: activation_function={name!r} is not supported; Tanh and Identity are."
+        )
+    if not file.is_file():
+        raise CheckpointError(f"{file}: there is no such file; weights are read from safetensors.")
+    projection = Projection(
+        file=str(file),
+        in_features=config.integer("in_features", high=MAX_HIDDEN),
+        out_features=config.integer("out_features", high=MAX_HIDDEN),
+        has_bias=config.boolean("bias", True),
+        activation=_ACTIVATIONS[kind],
+    )
+    _check_tensors(file, projection)
+    return projection
+
+
+def _check_tensors(file: Path, projection: Projection) -> None:
+    wanted: dict[str, tuple[int, ...]] = {
+        "linear.weight": (projection.out_features, projection.in_features)
+    }
+    if projection.has_bias:
+        wanted["linear.bias"] = (projection.out_features,)
+    found = {name: tensor.shape for name, tensor in read_safetensors_header(file).items()}
+    if found != wanted:
+        raise CheckpointError(f"{file}: must hold {wanted}, and holds {found}.")
 
 
 def _max_prompt_tokens(folder: Path) -> int | None:

@@ -12,6 +12,8 @@ from pelton.errors import RequestError
 Task = Literal["embed", "classify", "token_embed", "token_classify"]
 TASKS: tuple[str, ...] = get_args(Task)
 
+ProjectionActivation = Literal["identity", "tanh"]
+
 NEEDS_TOKEN_IDS = "token_ids"
 """What a pooling method may declare to need: the ids of the prompt's tokens."""
 
@@ -101,6 +103,18 @@ class PoolingParams:
         return self.method != "last"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Projection:
+    """A product behind the pooling: activation(linear.weight @ x + linear.bias), as the tensors of
+    `file` (safetensors) are called."""
+
+    file: str
+    in_features: int
+    out_features: int
+    has_bias: bool
+    activation: ProjectionActivation
+
+
 class MethodFacts(NamedTuple):
     """What a front end must know of a pooling method: needs, of a request."""
 
@@ -115,7 +129,8 @@ class PoolingConfig:
 
     tasks: what requests may ask; the first is the default. method: of a task of whole prompts,
     unless the request says another. normalises: whether vectors get length 1. activation: of
-    classes. embedding_size: numbers in a vector; num_labels: classes, 0 = none. max_prompt_tokens:
+    classes. projections: what vectors go through, one after the other. embedding_size: numbers in a
+    vector; num_labels: classes, 0 = none. max_prompt_tokens:
     of a prompt, where the checkpoint's files ask for fewer than the model has room for: what
     max_model_len is, unless it is given. step_tag_id,
     returned_token_ids: defaults of method "step".
@@ -126,6 +141,7 @@ class PoolingConfig:
     method: str = "last"
     normalises: bool = True
     activation: Activation = "softmax"
+    projections: tuple[Projection, ...] = ()
     embedding_size: int = 0
     num_labels: int = 0
     max_prompt_tokens: int | None = None

@@ -168,7 +168,8 @@ class PromptReader:
             if "prompt_token_ids" in prompt:
                 ids = prompt["prompt_token_ids"]
                 second = self._second_of(prompt.get("token_type_ids"), ids)
-                if max_tokens is not None:
+                # What is no list is refused with the rest of the request.
+                if max_tokens is not None and isinstance(ids, (list, tuple, np.ndarray)):
                     ids = ids[:max_tokens]
                     second = second if second is None or second < len(ids) else None
                 return _Parts(text, ids, salt, second=second)

@@ -215,8 +215,5 @@ class Decoder:
     def final(self, hidden: torch.Tensor, out: torch.Tensor) -> None:
         self.pooled.run_norm(hidden, out)
 
-    def project(self, features: torch.Tensor) -> torch.Tensor:
-        return features
-
     def classify(self, features: torch.Tensor) -> torch.Tensor:
         return self.pooled.classify(features)

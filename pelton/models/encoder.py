@@ -162,9 +162,6 @@ class Encoder:
         else:
             self.final_norm.run(hidden, out)
 
-    def project(self, features: torch.Tensor) -> torch.Tensor:
-        return features
-
     def classify(self, features: torch.Tensor) -> torch.Tensor:
         assert self.classifier is not None, "without a classifier there are no such tasks"
         return self.classifier.run(features)

@@ -76,12 +76,8 @@ class Model(Protocol):
         ...
 
     def final(self, hidden: torch.Tensor, out: torch.Tensor) -> None:
-        """hidden: [N, H] behind the last layer -> out: [N, H], what is pooled. This and the next
-        two are asked of a model that was built to pool."""
-        ...
-
-    def project(self, features: torch.Tensor) -> torch.Tensor:
-        """features: [N, H] float32, pooled -> [N, embedding_size] float32."""
+        """hidden: [N, H] behind the last layer -> out: [N, H], what is pooled. This and `classify`
+        are asked of a model that was built to pool."""
         ...
 
     def classify(self, features: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,9 @@ import torch
 import torch.nn.functional as F
 
 from pelton.config.pooling import PoolingConfig, PoolingParams
+from pelton.device.protocol import Device
 from pelton.models.protocol import Model
+from pelton.pooling.projection import load_projections
 
 
 class HeadKey(NamedTuple):
@@ -34,9 +36,14 @@ def head_key(params: PoolingParams) -> HeadKey:
 class Heads:
     """Embedding: projection, cut, length 1. Classification: classifier, probabilities."""
 
-    def __init__(self, model: Model, config: PoolingConfig) -> None:
+    def __init__(
+        self, device: Device, model: Model, config: PoolingConfig, *, batch_invariant: bool
+    ) -> None:
         self._model = model
         self._config = config
+        self._projections = load_projections(
+            device, config.projections, batch_invariant=batch_invariant
+        )
 
     def width(self, key: HeadKey) -> int:
         """Numbers in a row of the result."""
@@ -53,7 +60,10 @@ class Heads:
             if key.activates:
                 values = self._probabilities(values)
         else:
-            values = self._model.project(features)[:, : key.dimensions]
+            values = features
+            for projection in self._projections:
+                values = projection.run(values)
+            values = values[:, : key.dimensions]
             if key.activates:
                 values = F.normalize(values, dim=1)
         if key.columns is not None:

@@ -75,7 +75,7 @@ class Pooler(StepParticipant):
     ) -> None:
         hidden_size = model.config.hidden_size
         self._model = model
-        self._heads = Heads(model, config)
+        self._heads = Heads(device, model, config, batch_invariant=batch_invariant)
         self._methods = load_methods(device, num_rows, hidden_size, batch_invariant=batch_invariant)
         self._rows: dict[int, NewRow] = {}
         self._normed = device.empty((max_tokens, hidden_size), dtype)

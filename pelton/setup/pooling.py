@@ -7,7 +7,7 @@ from pelton.checkpoint.source import Checkpoint
 from pelton.config.engine import EngineArgs
 from pelton.config.model import ModelConfig
 from pelton.config.pooling import PoolingConfig, Task
-from pelton.errors import UnsupportedError
+from pelton.errors import CheckpointError, UnsupportedError
 
 _TASKS: dict[str, tuple[Task, ...]] = {
     "": ("embed", "token_embed"),
@@ -39,13 +39,23 @@ def decide_pooling(args: EngineArgs, checkpoint: Checkpoint, model: ModelConfig)
         raise UnsupportedError(
             "speculative_config is for tokens, and a pooling engine yields none; leave it out."
         )
+    projections = modules.projections if modules else ()
+    size = model.hidden_size
+    for one in projections:
+        if one.in_features != size:
+            raise CheckpointError(
+                f"{one.file}: in_features must be {size}, the size of what comes before it, got "
+                f"{one.in_features}."
+            )
+        size = one.out_features
     return PoolingConfig(
         tasks=_TASKS[model.classifier],
         method=modules.method if modules else model.pooling_method,
         # As sentence-transformers and vLLM have it: vectors of length 1 unless the files differ.
         normalises=modules.normalises if modules else True,
         activation=model.label_activation,
-        embedding_size=model.hidden_size,
+        projections=projections,
+        embedding_size=size,
         num_labels=model.num_labels,
         max_prompt_tokens=modules.max_prompt_tokens if modules else None,
     )

@@ -147,6 +147,12 @@ def test_what_cannot_be_asked(embedder, params, field, text):
     assert caught.value.field == field
 
 
+def test_ids_that_are_no_list_are_refused_by_field(embedder):
+    with pytest.raises(RequestError) as caught:
+        embedder.embed({"prompt_token_ids": 5}, use_tqdm=False, truncate_prompt_tokens=3)
+    assert caught.value.field == "prompt_token_ids"
+
+
 def test_dimensions_cut_before_the_length_becomes_one(embedder):
     (ids,) = prompts_of([9])
     whole = hidden_states(tiny_pooled("Qwen3"), ids)[-1]
