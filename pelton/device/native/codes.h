@@ -33,14 +33,16 @@ static inline float code_one(int kind, const void *from, int64_t i) {
     return f16_to_float(kind == IS_E4M3 ? bits & 0xbfff : bits);
 }
 
-#ifdef __AVX512F__
+#ifdef __AVX2__
 /* The float16 of 16 or 32 float8 codes, each widened with its sign. */
 static inline __m256i half_codes(int kind, __m256i wide) {
     if (kind == IS_E5M2)
         return _mm256_slli_epi16(wide, 8);
     return _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16((short)0xbfff));
 }
+#endif
 
+#ifdef __AVX512F__
 static inline __m512i many_half_codes(int kind, __m512i wide) {
     if (kind == IS_E5M2)
         return _mm512_slli_epi16(wide, 8);
@@ -55,6 +57,14 @@ static inline v16f code_lanes(int kind, const void *from, int64_t i) {
         return (v16f)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(codes));
     return (v16f)_mm512_cvtph_ps(half_codes(kind, _mm256_cvtepi8_epi16(codes)));
 #else
+#ifdef __AVX2__
+    if (kind != IS_INT8) {
+        uint16_t halves[LANES];
+        __m128i codes = _mm_loadu_si128((const __m128i *)((const char *)from + i));
+        _mm256_storeu_si256((__m256i *)halves, half_codes(kind, _mm256_cvtepi8_epi16(codes)));
+        return load_f16(halves);
+    }
+#endif
     float values[LANES];
     for (int lane = 0; lane < LANES; lane++)
         values[lane] = code_one(kind, from, i + lane);

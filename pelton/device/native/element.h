@@ -34,6 +34,11 @@ static inline uint16_t float_to_f16(float value) {
 static inline v16f load_f16(const uint16_t *from) {
 #ifdef __AVX512F__
     return (v16f)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)from));
+#elif defined(__F16C__)
+    float values[LANES];
+    for (int i = 0; i < LANES; i += 8)
+        _mm256_storeu_ps(values + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(from + i))));
+    return load_f32(values);
 #else
     float values[LANES];
     for (int i = 0; i < LANES; i++)
