@@ -220,18 +220,9 @@ class LLM:
         many: Sequence[Prompt] = [prompts] if is_single else _as_prompts(prompts)  # type: ignore[list-item]
         if not self.config.pools:
             raise wrong_runner(pools=False)
-        asked = [
-            dataclasses.replace(
-                one,
-                task=one.task or task,
-                truncate_prompt_tokens=(
-                    truncate_prompt_tokens
-                    if one.truncate_prompt_tokens is None
-                    else one.truncate_prompt_tokens
-                ),
-            )
-            for one in one_each("pooling_params", PoolingParams, pooling_params, len(many))
-        ]
+        given = one_each("pooling_params", PoolingParams, pooling_params, len(many))
+        filled = {one: _filled(one, task, truncate_prompt_tokens) for one in set(given)}
+        asked = [filled[one] for one in given]
         call = Call(self._reader.read_pooled, self._pooled, failed_pooling, asked, None)
         with self._lock:
             return self._run(call, many, use_tqdm, is_single=is_single)
@@ -383,6 +374,18 @@ class LLM:
 def _book(call: Call[Asked, Output], updates: Updates, progress: Progress[Output]) -> None:
     for output in call.opened.take(updates):
         progress.end(progress.places[output.request_id], output)
+
+
+def _filled(
+    params: PoolingParams, task: Task | None, truncate_prompt_tokens: int | None
+) -> PoolingParams:
+    """With what a call says of all its prompts, where the prompt's own parameters say nothing."""
+    length = params.truncate_prompt_tokens
+    return dataclasses.replace(
+        params,
+        task=params.task or task,
+        truncate_prompt_tokens=truncate_prompt_tokens if length is None else length,
+    )
 
 
 def _as_prompts(prompts: object) -> list[Prompt]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,10 @@ _KEYS = (
 )
 
 
+_MAX_COMPLETED = 256
+"""Different PoolingParams that are remembered."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Parts:
     """ids: with placeholders where `embeds` stand. second: where the second text begins."""
@@ -67,6 +72,8 @@ class PromptReader:
     def __init__(self, config: EngineConfig, tokenizer: Tokenizer | None) -> None:
         self._config = config
         self._tokenizer = tokenizer
+        # Thousands of texts are asked about in a few ways.
+        self._completed = lru_cache(_MAX_COMPLETED)(config.pooling.complete)
         eos = set(config.generation.eos_token_ids)
         if tokenizer is not None:
             eos |= tokenizer.end_token_ids
@@ -100,7 +107,7 @@ class PromptReader:
     ) -> tuple[Request, str | None]:
         """As `read`, of a request that is pooled."""
         pooling = self._config.pooling
-        params = pooling.complete(params)
+        params = self._completed(params)
         parts = self._parts(prompt, self._max_tokens(params))
         if parts.embeds is not None and NEEDS_TOKEN_IDS in pooling.needs(params.method or ""):
             raise RequestError(

@@ -147,6 +147,15 @@ def test_what_cannot_be_asked(embedder, params, field, text):
     assert caught.value.field == field
 
 
+def test_each_prompt_has_parameters_of_its_own(embedder):
+    prompts = prompts_of([9, 4, 20])
+    asked = [PoolingParams(dimensions=3), PoolingParams(task="token_embed"), PoolingParams()]
+    outputs = embedder.encode(as_prompts(prompts), asked, task="embed", use_tqdm=False)
+    assert [output.outputs.data.shape for output in outputs] == [(3,), (4, 48), (48,)]
+    with pytest.raises(RequestError, match="one per prompt"):
+        embedder.encode(as_prompts(prompts), asked[:2], use_tqdm=False)
+
+
 def test_ids_that_are_no_list_are_refused_by_field(embedder):
     with pytest.raises(RequestError) as caught:
         embedder.embed({"prompt_token_ids": 5}, use_tqdm=False, truncate_prompt_tokens=3)
