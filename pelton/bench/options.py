@@ -137,6 +137,34 @@ class ThroughputOptions(BenchOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class EmbedOptions:
+    """Texts become vectors. Raises ConfigError for values that measure nothing.
+
+    num_prompts: texts.
+    input_len: of the longest one, in words; most are shorter.
+    num_iters: measured iterations.
+    num_iters_warmup: iterations before them, not counted.
+    baseline: alternate with sentence-transformers on the same files (>= 5 iterations).
+    json: file for everything measured.
+    """
+
+    num_prompts: int = 512
+    input_len: Tokens = 200
+    num_iters: int = 5
+    num_iters_warmup: int = 1
+    baseline: bool = False
+    json: str | None = None
+
+    def __post_init__(self) -> None:
+        read_sizes(self)
+        least = {"num_iters": MIN_PAIRS if self.baseline else 1, "num_iters_warmup": 0}
+        for name in ("num_prompts", "input_len", "num_iters", "num_iters_warmup"):
+            value, low = getattr(self, name), least.get(name, 1)
+            if value < low:
+                raise ConfigError(f"{name} must be at least {low}, got {value}.")
+
+
+@dataclass(frozen=True, kw_only=True)
 class HostOptions(BenchOptions):
     """The host's work for a decode step, on a device that computes nothing.
 

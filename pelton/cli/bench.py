@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pelton.bench.options import (
+    EmbedOptions,
     HostOptions,
     LatencyOptions,
     ModesOptions,
@@ -30,6 +31,7 @@ KINDS: dict[str, tuple[type[Any], str, str]] = {
     "suite": (SuiteOptions, "pelton.bench.suite.run:run", "a device, beside what others reach"),
     "latency": (LatencyOptions, "pelton.bench.latency:run", "one batch: prefill and decode time"),
     "throughput": (ThroughputOptions, "pelton.bench.throughput:run", "many requests: tokens/s"),
+    "embed": (EmbedOptions, "pelton.bench.embed:run", "texts that become vectors: texts/s"),
     "speculation": (
         SpeculationOptions,
         "pelton.bench.speculation:run",
