@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from compose.test_families import GRANITE
+from support.encoders import tiny_encoder
 from support.families import tiny_model
 
 from pelton.config.engine import EngineArgs
@@ -295,3 +296,22 @@ def test_a_context_of_one_token_has_no_room_for_an_answer(args, folder):
     path.write_text(json.dumps({**values, "max_position_embeddings": 1}))
     with pytest.raises(ConfigError, match="max_position_embeddings is 1"):
         check(args)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("block_size", 32),
+        ("kv_cache_memory_bytes", 2**20),
+        ("gpu_memory_utilization", 0.5),
+        ("kv_offloading_size", 1.0),
+        ("long_prefill_token_threshold", 64),
+        ("attention_backend", "torch"),
+        ("tensor_parallel_size", 3),
+    ],
+)
+def test_whatever_is_of_a_kv_cache_is_refused_for_encoders(field, value):
+    folder = str(tiny_encoder("Bert"))
+    check(EngineArgs(model=folder))
+    with pytest.raises(UnsupportedError, match=field):
+        check(EngineArgs(model=folder, **{field: value}))

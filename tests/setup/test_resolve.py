@@ -2,6 +2,7 @@ import re
 from dataclasses import replace
 
 import pytest
+from support.encoders import tiny_encoder
 
 from pelton.checkpoint.source import Checkpoint
 from pelton.config.engine import EngineArgs
@@ -641,3 +642,15 @@ def test_the_table_says_what_is_recorded_and_measured(checked):
     text = describe(replace(config, memory=memory))
     assert "kv 20.00, others 1.00, free 3.50 of 30.00 GiB" in text
     assert "op by op" in describe(resolve(checked(enforce_eager=True), GPU))
+
+
+def test_a_step_holds_the_longest_text():
+    checked = check(EngineArgs(model=str(tiny_encoder("Bert")), max_num_batched_tokens=129))
+    with pytest.raises(ConfigError, match=r"max_num_batched_tokens=129 is below max_model_len=130"):
+        resolve(checked, FACTS)
+    fits = check(EngineArgs(model=str(tiny_encoder("Bert")), max_model_len=129))
+    config = resolve(fits, FACTS)
+    assert not config.scheduler.chunks_prompts
+    assert not config.cache.enable_prefix_caching
+    assert config.max_model_len == 129
+    assert "none: a text is computed in one step" in describe(config)
