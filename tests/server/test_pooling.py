@@ -276,6 +276,31 @@ def test_scores_are_cosines_and_documents_are_ranked_by_them(embedder: LLM) -> N
     with_server(embedder, main)
 
 
+def test_a_classifier_of_one_class_judges_pairs(judge: LLM) -> None:
+    """Both texts of a pair go through the model together."""
+    query, documents = "what is it", ["it is wide", "The sea", "x"]
+    offline = judge.score(query, documents, use_tqdm=False)
+    expected = [one.outputs.score for one in offline if one.outputs is not None]
+    assert len(set(expected)) == 3
+
+    async def main(server: Served) -> None:
+        found = (await server.post("/score", {"text_1": query, "text_2": documents})).json()
+        assert [one["score"] for one in found["data"]] == pytest.approx(expected, abs=1e-5)
+        num_tokens = sum(len(one.prompt_token_ids) for one in offline)
+        assert found["usage"]["total_tokens"] == num_tokens
+        body = {"query": query, "documents": documents, "use_activation": False}
+        ranked = (await server.post("/rerank", body)).json()["results"]
+        order = sorted(range(3), key=lambda index: -expected[index])
+        assert [one["index"] for one in ranked] == order
+        score = ranked[0]["relevance_score"]  # before the sigmoid
+        assert 1 / (1 + np.exp(-score)) == pytest.approx(expected[order[0]], abs=1e-5)
+        error = await refused(server, "/score", {"text_1": query, "text_2": ["y", "z" * 300]})
+        assert error["message"].startswith("text_2[1]: ")
+        assert error["param"] == "text_2"
+
+    with_server(judge, main)
+
+
 def test_classes() -> None:
     folder = tiny_pooled("Llama", "classify", num_labels=3)
     llm = LLM(str(with_byte_tokens(folder)), num_gpu_blocks_override=64)
