@@ -15,10 +15,14 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
+from support.in_process import in_process
+from support.pooled import tiny_pooled, with_byte_tokens
 from support.scripted_engine import scripted_llm, text_script
 from support.serving import served_in_thread
 
+from pelton.engine.llm import LLM
 from pelton.server.app import OPERATIONS
+from pelton.server.local import POOLING
 
 CHECKS = [
     not_a_server_error,
@@ -58,6 +62,26 @@ def examine(url: str, path: str, max_examples: int) -> None:
 @pytest.mark.parametrize("path", PATHS)
 def test_requests_of_the_document(url: str, path: str) -> None:
     examine(url, path, max_examples=20)
+
+
+@pytest.fixture(scope="module")
+def pooling_url() -> Iterator[str]:
+    folder = with_byte_tokens(tiny_pooled("Qwen3"))
+    llm = LLM(str(folder), num_gpu_blocks_override=64, enable_prompt_embeds=True)
+    with served_in_thread(lambda: in_process(llm)) as address:
+        yield address
+    llm.close()
+
+
+@pytest.mark.parametrize("path", POOLING)
+def test_requests_to_a_server_that_pools(pooling_url: str, path: str) -> None:
+    examine(pooling_url, path, max_examples=20)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("path", POOLING)
+def test_many_requests_to_a_server_that_pools(pooling_url: str, path: str) -> None:
+    examine(pooling_url, path, max_examples=1000)
 
 
 @pytest.mark.long

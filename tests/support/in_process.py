@@ -21,6 +21,8 @@ from pelton.messages.to_engine import Abort, AddRequest
 class InProcessLink:
     """An EngineLink. What process.py does with threads happens here in turns."""
 
+    is_running = True
+
     def __init__(self, llm: LLM) -> None:
         self.served = ServedRequests(llm._loop)
         self._llm = llm
