@@ -74,7 +74,7 @@ def steps() -> None:
 def head() -> None:
     from pelton.ops.lm_head_sample.triton import drawer, fused
 
-    check_keep_top(kernel_of("keep_top"), vocab=4097, kinds=("random", "ties"), device="cuda")
+    check_keep_top(kernel_of("keep_top"), vocab=4097, device="cuda")
     for vocab in (1, 8195):
         check_draw(drawer, vocab=vocab, dtype=BF16, device="cuda")
         check_gumbel_argmax(kernel_of("gumbel_argmax"), vocab=vocab, device="cuda")
