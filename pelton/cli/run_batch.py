@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
                 target,
                 api.answer,
                 # Twice what the engine runs at a time, so that a next one always waits.
-                max_concurrency=2 * api.state.engine.config.scheduler.max_num_seqs,
+                max_concurrency=2 * api.state.engine.facts.max_num_seqs,
                 max_line_bytes=args.max_body_bytes,
                 on_record=progress.tell,
                 counts=counts,

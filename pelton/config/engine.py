@@ -66,7 +66,8 @@ class EngineArgs:
     tensor_parallel_size: devices that share each layer.
     pipeline_parallel_size: stages that the layers are dealt out to, each of tensor_parallel_size
         devices.
-    data_parallel_size: engines; 1 is what this version can do.
+    data_parallel_size: equal engines, each with devices of its own, that a server shares its
+        requests out to. All other sizes are those of each engine.
     step_timeout: with several devices: seconds after which a step that has not ended ends the
         engine, with where each of them stands.
     enable_lora: vLLM's, for adapters; this version has none.
@@ -132,6 +133,11 @@ class EngineArgs:
 
     def __post_init__(self) -> None:
         read_sizes(self)
+
+    @property
+    def num_ranks(self) -> int:
+        """Devices of an engine."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,6 +31,7 @@ from pelton.engine.facts import EngineFacts, facts_of
 from pelton.engine.link import EngineLink, Reply
 from pelton.engine.outputs import PoolingOutput, PoolingRequestOutput, RequestDelta
 from pelton.engine.prompts import Prompt, PromptReader, load_template, load_tokenizer_of
+from pelton.engine.replicas import ReplicaProcesses
 from pelton.engine.streams import Stream
 from pelton.errors import EngineBusy, EngineDead, RequestError, RequestFailed
 from pelton.messages.from_engine import CacheReset, Ended, Outputs, StepStats
@@ -73,7 +74,8 @@ class EngineStats:
 
 
 class AsyncLLM:
-    """One engine in a process of its own, shared by any number of tasks of one event loop.
+    """One engine in a process of its own, or data_parallel_size equal ones as one, shared by any
+    number of tasks of one event loop.
 
     Make one with `start`. Nothing here waits for the engine but `generate`, `reset_prefix_cache`,
     `drain` and `close`.
@@ -145,15 +147,17 @@ class AsyncLLM:
         started = time.monotonic()
         checked = await asyncio.to_thread(check, args)
         checking = time.monotonic() - started
-        process = await EngineProcess.spawn(checked, on_phase=on_phase)
+        kind = EngineProcess if args.data_parallel_size == 1 else ReplicaProcesses
+        process = await kind.spawn(checked, on_phase=on_phase)
         try:
             tokenizer = await asyncio.to_thread(load_tokenizer_of, checked)
             template = await asyncio.to_thread(load_template, args.chat_template, tokenizer)
             config = await process.ready()
             times = {"check": checking, **process.start_times}
             facts = facts_of(config, checked.checkpoint.name, times)
+            link = process if isinstance(process, EngineProcess) else process.link(config)
             return cls(
-                process, config, facts, tokenizer, template, max_num_queued_reqs=max_num_queued_reqs
+                link, config, facts, tokenizer, template, max_num_queued_reqs=max_num_queued_reqs
             )
         except BaseException:
             process.kill()
@@ -189,7 +193,7 @@ class AsyncLLM:
     def _num_queued(self) -> int:
         """What is beyond the engine's rows, or waits there although there are rows (for blocks);
         the stats of that are a step old, and some of it may have left since."""
-        beyond = len(self._answers) - self.config.scheduler.max_num_seqs
+        beyond = len(self._answers) - self.facts.max_num_seqs
         return max(beyond, min(self._scheduler_stats.num_waiting, len(self._silent)), 0)
 
     @property
@@ -197,7 +201,7 @@ class AsyncLLM:
         """How many answers can be open at once, running and waiting; None: any number."""
         if self._max_num_queued is None:
             return None
-        return self.config.scheduler.max_num_seqs + self._max_num_queued
+        return self.facts.max_num_seqs + self._max_num_queued
 
     async def generate(
         self,
@@ -348,7 +352,7 @@ class AsyncLLM:
                 f"request_id {request_id!r} is in use; choose another one.", field="request_id"
             )
         limit = self._max_num_queued
-        num_free = max(self.config.scheduler.max_num_seqs - len(self._answers), 0)
+        num_free = max(self.facts.max_num_seqs - len(self._answers), 0)
         if limit is not None and self._num_queued + num_answers > limit + num_free:
             raise EngineBusy(
                 f"{self._num_queued} answers wait for their turn; with max_num_queued_reqs={limit} "

@@ -77,9 +77,14 @@ class EngineProcess:
 
     @classmethod
     async def spawn(
-        cls, checked: CheckedArgs, *, on_phase: Callable[[str, float], None] | None = None
+        cls,
+        checked: CheckedArgs,
+        *,
+        replica: int = 0,
+        on_phase: Callable[[str, float], None] | None = None,
     ) -> EngineProcess:
-        """Start the process; it loads while this one goes on. `ready` waits for it."""
+        """Start the process; it loads while this one goes on. `ready` waits for it. replica: which
+        one of data_parallel_size equal engines it is."""
         folder = _private_folder()
         its_own, mine = os.pipe()
         life = open(mine, "wb", buffering=0)  # noqa: SIM115
@@ -114,6 +119,7 @@ class EngineProcess:
                     checked=pickle.dumps(checked),
                     log_level=_log.getEffectiveLevel(),
                     tables=dict(_added_tables()),
+                    replica=replica,
                 )
             )
         except BaseException:

@@ -34,8 +34,9 @@ from pelton.engine.outputs import (
 from pelton.engine.pooled_requests import PooledRequests, failed_pooling
 from pelton.engine.prompts import Prompt, PromptReader, load_template, load_tokenizer_of
 from pelton.engine.scores import as_pair_prompt, pair_up, score_of, scores_pairs
-from pelton.errors import ConfigError, EngineError, PeltonError, RequestError
+from pelton.errors import ConfigError, EngineError, PeltonError, RequestError, UnsupportedError
 from pelton.setup.check import check
+from pelton.setup.refusals import OFFLINE_REPLICAS
 from pelton.setup.resolve import describe, prefix_warning, resolve
 from pelton.tokens.tokenizer import Tokenizer
 from pelton.worker.executor import make_worker
@@ -61,7 +62,10 @@ class LLM:
 
     def __init__(self, model: str | None = None, **kwargs: Any) -> None:
         started = time.perf_counter()
-        checked = check(_engine_args(model, kwargs))
+        args = _engine_args(model, kwargs)
+        checked = check(args)
+        if args.data_parallel_size > 1:
+            raise UnsupportedError(OFFLINE_REPLICAS.format(value=args.data_parallel_size))
         self.start_times = {"check": time.perf_counter() - started}
         started = time.perf_counter()
         facts = device_facts(checked.args.device)  # the first time ever, kernels are compiled here

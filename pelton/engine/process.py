@@ -34,6 +34,7 @@ from pelton.messages.to_engine import Abort, AddRequest, ResetPrefixCache, Shutd
 if TYPE_CHECKING:
     from pelton.engine.loop import EngineLoop
     from pelton.engine.served_requests import Children, ServedRequests
+    from pelton.setup.check import CheckedArgs
     from pelton.worker.protocol import StepWorker
 
 _LINGER = 2.0
@@ -75,17 +76,22 @@ def _run(receiver: Receiver, outbox: SimpleQueue[FromEngine | None]) -> None:
             f"The engine's process speaks version {VERSION} of the messages, its parent another "
             "one: they are different installations of Pelton."
         )
-    logging.basicConfig(format="%(levelname)s engine: %(message)s")
+    checked: CheckedArgs = pickle.loads(start.checked)
+    is_one = checked.args.data_parallel_size == 1
+    name = "engine" if is_one else f"replica {start.replica}"
+    logging.basicConfig(format=f"%(levelname)s {name}: %(message)s")
     logging.getLogger("pelton").setLevel(start.log_level)
     for name, entries in start.tables.items():
         module, _, table = name.partition(":")
         getattr(importlib.import_module(module), table).update(entries)
-    worker, loop = _load(start, outbox)
+    worker, loop = _load(start, checked, outbox)
     _serve(worker, loop, receiver, outbox)
     worker.close()
 
 
-def _load(start: Start, outbox: SimpleQueue[FromEngine | None]) -> tuple[StepWorker, EngineLoop]:
+def _load(
+    start: Start, checked: CheckedArgs, outbox: SimpleQueue[FromEngine | None]
+) -> tuple[StepWorker, EngineLoop]:
     begun = time.perf_counter()
     # Seconds of torch: only now, when the parent knows that this process lives.
     from pelton.engine.loop import EngineLoop
@@ -95,11 +101,12 @@ def _load(start: Start, outbox: SimpleQueue[FromEngine | None]) -> tuple[StepWor
 
     imported = time.perf_counter()
     outbox.put(Phase("imports", imported - begun))
-    checked = pickle.loads(start.checked)
-    facts = device_facts(checked.args.device)  # the first time ever, kernels are compiled here
+    first = start.replica * checked.args.num_ranks
+    # The first time ever, kernels are compiled here.
+    facts = device_facts(checked.args.device, first)
     known = time.perf_counter()
     outbox.put(Phase("device", known - imported))
-    config = resolve(checked, facts)
+    config = resolve(checked, facts, replica=start.replica)
     outbox.put(Phase("configuration", time.perf_counter() - known))
     worker = make_worker(config, checked.checkpoint, start.tables)
     for name, seconds in worker.phases.items():

@@ -7,7 +7,7 @@ import msgspec
 from pelton.messages.from_engine import FromEngine
 from pelton.messages.to_engine import ToEngine
 
-VERSION = 3
+VERSION = 4
 """Raised with every change of a message."""
 
 _encoder = msgspec.msgpack.Encoder()

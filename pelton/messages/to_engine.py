@@ -22,12 +22,14 @@ class Start(msgspec.Struct, tag="start", array_like=True, frozen=True):
         folder of this user's alone.
     tables: module -> name -> "module:object", of literal tables that the program has added to.
     log_level: of the logger "pelton", as Python's logging counts.
+    replica: which one of data_parallel_size equal engines this is.
     """
 
     version: int
     checked: bytes
     log_level: int
     tables: dict[str, dict[str, str]]
+    replica: int = 0
 
 
 class PackedEmbeds(msgspec.Struct, array_like=True, frozen=True):

@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 from pelton.config.engine import EngineConfig
 from pelton.config.pooling import PoolingParams
 from pelton.core.plan import Float32Array
+from pelton.engine.facts import EngineFacts
 from pelton.engine.outputs import PoolingOutput, PoolingRequestOutput
 from pelton.engine.prompts import Prompt
 from pelton.engine.scores import as_pair_prompt, cosine, pair_up, scores_pairs
@@ -61,6 +62,7 @@ class Engine(Protocol):
     """What is asked of an `AsyncLLM`."""
 
     config: EngineConfig
+    facts: EngineFacts
 
     async def pool(
         self,
@@ -122,7 +124,7 @@ class PoolingService:
         self._name = name
         self._reader = reader
         # So many that the next step is always full.
-        self._max_running = 2 * engine.config.scheduler.max_num_seqs
+        self._max_running = 2 * engine.facts.max_num_seqs
         self._pool = pool
 
     async def embed(self, body: EmbeddingBody, watch: PoolingWatch) -> bytes:

@@ -97,6 +97,7 @@ _INTEGERS: dict[str, tuple[int, int]] = {
     "max_cudagraph_capture_size": (1, _INT32),
     "tensor_parallel_size": (1, 1024),
     "pipeline_parallel_size": (1, 1024),
+    "data_parallel_size": (1, 256),
 }
 _SPECULATION_KEYS = tuple(field.name for field in fields(SpeculationConfig))
 # Verification costs a row per draft, and long runs of right drafts are rare.
@@ -359,9 +360,10 @@ def _check_parallel(args: EngineArgs, model: ModelConfig) -> None:
     timeout: Any = args.step_timeout
     if type(timeout) not in (int, float) or not 1 <= timeout <= 86400:
         raise ConfigError(f"step_timeout must be in [1, 86400] seconds, got {timeout!r}.")
-    if size * stages == 1:
+    sizes = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+    asked = next((f"{name}={getattr(args, name)}" for name in sizes if getattr(args, name) > 1), "")
+    if not asked:
         return
-    asked = f"tensor_parallel_size={size}" if size > 1 else f"pipeline_parallel_size={stages}"
     if args.device.startswith("cuda:"):
         raise ConfigError(
             f"device={args.device!r} is one GPU, and {asked} asks for more; use device='cuda' "

@@ -17,12 +17,6 @@ class Refusal:
 
 REFUSALS: tuple[Refusal, ...] = (
     Refusal(
-        "data_parallel_size",
-        1,
-        "data_parallel_size={value!r} is not supported by this version; start one engine per "
-        "device, and leave it at 1.",
-    ),
-    Refusal(
         "enable_lora",
         False,
         "enable_lora={value!r} is not supported by this version; merge the adapter into the "
@@ -43,6 +37,12 @@ PIPELINED_SPECULATION = (
 PIPELINED_RECURRENCE = (
     "pipeline_parallel_size={value!r} is not supported for a model with recurrent layers; leave it "
     "at 1."
+)
+
+# By LLM, whose engine is in its own process.
+OFFLINE_REPLICAS = (
+    "data_parallel_size={value!r} is for a server (`pelton serve`) and AsyncLLM; for offline work "
+    "start a process with an LLM for each device, with its part of the prompts."
 )
 
 # Devices that others run on and this version does not.

@@ -21,6 +21,7 @@ from pelton.device.native.forms import FORMS
 from pelton.errors import ConfigError
 from pelton.quant.table import DEQUANTISE, GGUF
 from pelton.setup.check import KV_CODES, CheckedArgs
+from pelton.setup.shares import share_of
 
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _DEFAULT_SHARE = {"cpu": 0.5, "cuda": 0.9, "fake": 0.5}
@@ -172,12 +173,17 @@ def weight_bytes(model: ModelConfig, dtype: str, quantised: QuantConfig) -> int:
     return plain * _DTYPE_BYTES[dtype] + quantised.num_bytes
 
 
-def resolve(checked: CheckedArgs, facts: DeviceFacts) -> EngineConfig:
-    """Decide everything that was left open. Raises ConfigError, with the numbers that would work,
+def resolve(checked: CheckedArgs, facts: DeviceFacts, *, replica: int = 0) -> EngineConfig:
+    """Decide everything that was left open. replica: which one of data_parallel_size equal engines
+    this is. Raises ConfigError, with the numbers that would work,
     when the model or max_model_len does not fit the device."""
     args, model = checked.args, checked.model
     device = args.device if args.device != "auto" else facts.kind
     assert device.partition(":")[0] == facts.kind, "facts of another device"
+    if args.data_parallel_size > 1:
+        facts = share_of(facts, args)
+        if facts.kind == "cuda":
+            device = f"cuda:{replica * args.num_ranks}"
     dtype = _dtype(checked, facts)
     checked = replace(checked, quantised=_quantised(checked, facts, dtype))
     max_num_seqs, max_num_batched_tokens = _step_limits(checked, facts, dtype)
@@ -236,6 +242,7 @@ def _parallel(args: EngineArgs, facts: DeviceFacts) -> ParallelConfig:
     parallel = ParallelConfig(
         tensor=args.tensor_parallel_size,
         pipeline=args.pipeline_parallel_size,
+        data=args.data_parallel_size,
         step_timeout=float(args.step_timeout),
     )
     if facts.kind == "cuda" and parallel.num_ranks > facts.num_devices:
@@ -366,9 +373,7 @@ def _num_threads(args: EngineArgs, facts: DeviceFacts) -> int:
             f"physical cores that this process may use; lower it to {most} or less."
         )
     alone = args.num_threads or omp_num_threads()
-    return alone or max(
-        facts.num_cores // (args.tensor_parallel_size * args.pipeline_parallel_size), 1
-    )
+    return alone or max(facts.num_cores // args.num_ranks, 1)
 
 
 def _dtype(checked: CheckedArgs, facts: DeviceFacts) -> str:
@@ -758,6 +763,8 @@ def describe(config: EngineConfig) -> str:
     rows["recorded"] = _graphs_row(config.graphs)
     if config.memory is not None:
         rows["memory"] = config.memory.describe()
+    if config.parallel.data > 1:
+        rows["replicas"] = f"{config.parallel.data}, each as above"
     speculation = config.speculation
     if speculation.num_speculative_tokens:
         rows["drafts"] = f"{speculation.method}, up to {speculation.num_speculative_tokens}"

@@ -14,14 +14,18 @@ from pelton.device.native.library import library
 from pelton.errors import ConfigError
 
 
-def device_facts(device: str) -> DeviceFacts:
+def device_facts(device: str, first: int = 0) -> DeviceFacts:
     """Facts about "cpu", "cuda", "cuda:N", "fake", or for "auto" the best there is.
+
+    first: the GPU that "cuda" means, where several engines share them; the last one there is, if
+        there are not so many, which `share_of` refuses.
 
     Raises ConfigError for a GPU that is not there.
     """
     kind, _, index = device.partition(":")
     if kind == "cuda" or (kind == "auto" and torch.cuda.is_available()):
-        return _cuda_facts(int(index or 0))
+        most = max(torch.cuda.device_count() - 1, 0)
+        return _cuda_facts(int(index) if index else min(first, most))
     facts = replace(cpu_facts(), has_cpu_kernels=library() is not None)
     return replace(facts, kind="fake") if kind == "fake" else facts
 

@@ -49,7 +49,8 @@ def make_rank(
     place = everyone[rank]
     kind = config.device.partition(":")[0]
     if kind == "cuda":
-        config = replace(config, device=f"cuda:{rank}")
+        first = int(config.device.partition(":")[2] or 0)
+        config = replace(config, device=f"cuda:{first + rank}")
     device = make_device(config)  # chooses the GPU, before NCCL does
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all are on this host
     announce("meeting the other ranks")

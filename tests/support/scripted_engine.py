@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import numpy as np
 
@@ -20,8 +21,9 @@ from pelton.core.scheduler import SchedulerStats
 from pelton.device.memory import cpu_facts
 from pelton.engine.async_llm import AsyncLLM
 from pelton.engine.facts import facts_of
-from pelton.engine.link import Reply, Request
+from pelton.engine.link import EngineLink, Reply, Request
 from pelton.engine.prompts import load_template, load_tokenizer_of
+from pelton.engine.replicas import Replicas
 from pelton.errors import EngineDead
 from pelton.messages.codec import decode_to_engine, encode
 from pelton.messages.from_engine import CacheReset, Ended, Fault, First, Outputs, StepStats
@@ -58,6 +60,11 @@ def echo_script(request: AddRequest) -> Iterable[int]:
     ids = unpack_token_ids(request.token_ids).tolist()
     while True:
         yield from ids
+
+
+def scripted_stats() -> SchedulerStats:
+    """Of an engine with one KV group that has done nothing yet."""
+    return SchedulerStats(0, 0, 0.0, 0, 0, 0, 0, 0, (0,), 0, 0, 0, 0, 0)
 
 
 class ScriptedEngine:
@@ -183,21 +190,14 @@ class ScriptedEngine:
             token_ids=np.array(ids, "<i4").tobytes(),
             first=first,
             ended=ended,
-            scheduler=SchedulerStats(
+            scheduler=replace(
+                scripted_stats(),
                 num_running=running,
                 num_waiting=len(self._answers) - running,
                 kv_usage=running / self._config.scheduler.max_num_seqs,
                 num_steps=self._num_steps,
                 num_scheduled_tokens=self._num_tokens,
                 num_generated_tokens=self._num_tokens,
-                num_cache_queries=0,
-                num_cache_hits=0,
-                num_group_matches=(0,),
-                num_preemptions=0,
-                num_errors=0,
-                num_drafts=0,
-                num_draft_tokens=0,
-                num_accepted_tokens=0,
             ),
             step=StepStats(len(handles), len(ids), self._delay),
             num_rows=np.array(num_rows, "<i4").tobytes() if num else b"",
@@ -226,11 +226,22 @@ class ScriptedEngine:
 
 
 def scripted_llm(
-    script: Script = echo_script, *, delay: float = 0.0, step_size: int = 1, **options: Any
+    script: Script = echo_script,
+    *,
+    delay: float = 0.0,
+    step_size: int = 1,
+    num_replicas: int = 1,
+    **options: Any,
 ) -> AsyncLLM:
     """For use within a running event loop; options are AsyncLLM's."""
     checked, config, tokenizer, template = smollm2()
-    engine = ScriptedEngine(config, script, delay=delay, step_size=step_size)
+    config = replace(config, parallel=replace(config.parallel, data=num_replicas))
+    engines = [
+        ScriptedEngine(config, script, delay=delay, step_size=step_size)
+        for _ in range(num_replicas)
+    ]
+    names = [f"Replica {index}" for index in range(num_replicas)]
+    engine: EngineLink = engines[0] if num_replicas == 1 else Replicas(engines, names, config)
     facts = facts_of(config, checked.checkpoint.name, {"process": 0.1, "load weights": 0.2})
     return AsyncLLM(engine, config, facts, tokenizer, template, **options)
 
@@ -239,3 +250,10 @@ def engine_of(llm: AsyncLLM) -> ScriptedEngine:
     link = llm._link
     assert isinstance(link, ScriptedEngine)
     return link
+
+
+def engines_of(llm: AsyncLLM) -> list[ScriptedEngine]:
+    """Of one with several replicas."""
+    link = llm._link
+    assert isinstance(link, Replicas)
+    return cast(list[ScriptedEngine], link._links)
