@@ -23,6 +23,8 @@ TORCH_FREE = [
     "messages",
     "engine.client",
     "engine.async_llm",
+    "engine.coordinator",
+    "engine.replicas",
     "setup.check",
     "setup.refusals",
     "server",

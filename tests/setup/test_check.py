@@ -98,7 +98,6 @@ def test_defaults_of_sampling_beside_a_gguf_file(tmp_path):
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("data_parallel_size", 2),
         ("enable_lora", True),
     ],
 )
@@ -116,6 +115,9 @@ def test_refusals(args, field, value):
         ({"tensor_parallel_size": 2, "device": "cuda:1"}, ConfigError, "'cuda:1' is one GPU"),
         ({"pipeline_parallel_size": 2, "device": "fake"}, ConfigError, "is one device"),
         ({"pipeline_parallel_size": 9}, ConfigError, "above the model's"),
+        ({"data_parallel_size": 2, "device": "cuda:1"}, ConfigError, "data_parallel_size=2 asks"),
+        ({"data_parallel_size": 2, "device": "fake"}, ConfigError, "leave data_parallel_size=2"),
+        ({"data_parallel_size": 0}, ConfigError, "from 1 to 256"),
         ({"tensor_parallel_size": 2, "step_timeout": 0}, ConfigError, "step_timeout must be in"),
         (
             {

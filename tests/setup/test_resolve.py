@@ -654,3 +654,28 @@ def test_a_step_holds_the_longest_text():
     assert not config.cache.enable_prefix_caching
     assert config.max_model_len == 129
     assert "none: a text is computed in one step" in describe(config)
+
+
+@pytest.mark.parametrize(
+    ("changes", "device"), [({}, "cuda:3"), ({"tensor_parallel_size": 2}, "cuda:6")]
+)
+def test_each_engine_has_gpus_of_its_own(checked, changes, device):
+    gpus = replace(FACTS, kind="cuda", num_devices=8, host_free_bytes=2**33)
+    config = resolve(checked(data_parallel_size=4, device="cuda", **changes), gpus, replica=3)
+    assert config.device == device
+    assert config.parallel.data == 4
+    alone = resolve(checked(device="cuda", **changes), gpus)
+    assert alone.device == "cuda"
+    assert replace(config, device="cuda", num_threads=1, parallel=alone.parallel) == replace(
+        alone, num_threads=1
+    )
+
+
+def test_engines_of_a_cpu_have_threads_and_memory_for_all(checked):
+    facts = replace(FACTS, num_cores=8, free_bytes=3_000_000)
+    one = resolve(checked(), facts)
+    config = resolve(checked(data_parallel_size=2), facts, replica=1)
+    assert config.device == "cpu"
+    assert (one.num_threads, config.num_threads) == (8, 4)
+    assert config.cache.num_blocks < one.cache.num_blocks
+    assert "2, each as above" in describe(config)
