@@ -78,10 +78,15 @@ def _run(spec: Spec, control: Connection[Any, Any], board: BoardWriter) -> None:
     )
     answers = RingWriter(spec.answers) if rank.place.answers else None
     pending: deque[Any] = deque()
-    compares = checks_plans()
+    compares, depth = checks_plans(), setup.config.scheduler.max_steps_in_flight
     while True:
-        # A step is collected when the next one is launched, or when nothing else is to be done.
-        while len(pending) > 1 or (pending and not orders.has_message()):
+        # An order that is there comes before a result that is not: the device must have its next
+        # step before it ends this one. It is looked for without sleep, for a step takes less time
+        # than to wake up.
+        while len(pending) >= depth or (pending and not orders.has_message()):
+            if len(pending) < depth and not pending[0].is_done():
+                os.sched_yield()
+                continue
             answer = pending.popleft().collect()
             if answers is not None:
                 answers.write(pickle.dumps(answer, pickle.HIGHEST_PROTOCOL))
@@ -109,6 +114,9 @@ class _Known:
     """An answer that is there already."""
 
     value: Any
+
+    def is_done(self) -> bool:
+        return True
 
     def collect(self) -> Any:
         return self.value
