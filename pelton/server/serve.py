@@ -262,6 +262,7 @@ def set_up_logging(level: str) -> None:
 def ready_table(state: ServerState, url: str, num_keys: int) -> str:
     """What one wants to know of a server that has just started."""
     facts = state.engine.facts
+    replicas = f", on {facts.num_replicas} replicas" if facts.num_replicas > 1 else ""
     phases = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in facts.start_times.items())
     rows = {
         "model": f"{facts.model} ({facts.architecture}), called {', '.join(state.names)}",
@@ -272,7 +273,7 @@ def ready_table(state: ServerState, url: str, num_keys: int) -> str:
         if facts.num_kv_tokens
         else "none: a text is computed in one step",
         "prefixes": facts.prefixes,
-        "at a time": f"{facts.max_num_seqs} answers",
+        "at a time": f"{facts.max_num_seqs} answers{replicas}",
         "started in": f"{sum(facts.start_times.values()):.2f} s: {phases}",
         "API keys": str(num_keys) if num_keys else "none: whoever can connect may ask",
         "URL": url,
