@@ -16,7 +16,7 @@ from pelton.batch.derive import DerivedBatches, RowMap, token_range
 from pelton.batch.input_batch import InputBatch, PartOf
 from pelton.batch.prompt_embeds import PromptEmbedRows
 from pelton.batch.recurrent_states import RecurrentStates
-from pelton.batch.staged import StagedStep
+from pelton.batch.staged import StagedStep, Staging
 from pelton.core.kv.groups import group_layers
 from pelton.device.fake import FakeDevice
 from pelton.device.protocol import Device
@@ -24,6 +24,7 @@ from pelton.forward.eager import EagerExecutor, allocate_buffers
 from pelton.forward.stages import WholeModel
 from pelton.layers.context import OneRank
 from pelton.model_state.default import DefaultModelState
+from pelton.model_state.segments import Segments
 from pelton.ops.derive_inputs import derive_inputs
 from pelton.runner.memory import allocate_kv
 
@@ -200,6 +201,7 @@ def test_layers_on_two_halves_equal_layers_on_the_whole(cuts):
             backend,
             group_layers(layers),
             states,
+            Segments(device, Staging(device, 1), num_rows=64, max_tokens=64),
             dtype=torch.float32,
             max_tokens=64,
             max_model_len=64,
