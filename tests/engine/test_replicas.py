@@ -15,10 +15,13 @@ import pytest
 from engine.test_async_llm import collect, params, run
 from engine.test_llm import TEXTS, make_llm
 from engine.test_process import args, is_gone
+from support.encoders import tiny_encoder
 from support.plain import greedy, seeded
 from support.scripted_engine import engines_of, scripted_llm, scripted_stats, text_script
 
+from pelton.config.engine import EngineArgs
 from pelton.config.params import SamplingParams
+from pelton.config.pooling import PoolingParams
 from pelton.core.scheduler import SchedulerStats
 from pelton.engine.async_llm import AsyncLLM
 from pelton.engine.client import EngineProcess
@@ -280,6 +283,45 @@ def test_a_replica_is_killed(victim):
         await llm.close()
 
     run(main, 120)
+
+
+@pytest.mark.long
+def test_replicas_pool_and_have_workers():
+    """An encoder, which has no KV cache to tell of; and engines that are two processes each."""
+
+    async def main() -> None:
+        settings: dict[str, Any] = {"device": "cpu", "dtype": "float32", "num_threads": 1}
+        found = []
+        for num_replicas in (1, 2):
+            llm = await AsyncLLM.start(
+                EngineArgs(
+                    model=str(tiny_encoder("Bert")), data_parallel_size=num_replicas, **settings
+                )
+            )
+            asked = [llm.pool([5, 6, 7 + i], PoolingParams(), request_id=f"r{i}") for i in range(4)]
+            found.append([one.outputs.data.tolist() for one in await asyncio.gather(*asked)])
+            await llm.close()
+        assert found[0] == found[1]
+
+        llm = await AsyncLLM.start(args(data_parallel_size=2, tensor_parallel_size=2))
+        pids = [process.pid for process in processes_of(llm)]
+        workers = [
+            int(one)
+            for pid in pids
+            for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        ]
+        assert len(workers) == 4
+        await asyncio.gather(*(collect(llm, f"r{i}", greedy(), prompt=TEXTS[i]) for i in range(4)))
+        os.kill(workers[3], signal.SIGKILL)
+        assert "Replica 1" in str(error := await llm.died())
+        assert "rank 1" in str(error)
+        deadline = time.monotonic() + GONE_SECONDS
+        while not all(map(is_gone, (*pids, *workers))):
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.02)
+        await llm.close()
+
+    run(main, 240)
 
 
 def test_what_a_replica_finds_out_is_the_users_fault_all_the_same():
