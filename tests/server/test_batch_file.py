@@ -102,7 +102,7 @@ def test_a_malformed_line_hurts_only_itself(files: tuple[Path, Path]) -> None:
         json.dumps({"custom_id": "x"}),
         line("", {"prompt": "x"}),
         line("m", {"prompt": "x"}, method="GET"),
-        line("u", {"prompt": "x"}, url="/v1/embeddings"),
+        line("u", {"prompt": "x"}, url="/v1/audio"),
         line("f", {"prompt": "x"}, extra=1),
         line("l", {"prompt": "x" * 3000}),
         line("good", {"prompt": "again"}),
