@@ -153,7 +153,7 @@ class WorkerGroup:
 
     def execute(self, plan: StepPlan) -> GroupOutcome:
         """Queue a step on all ranks; its result is collected from what this returns."""
-        self._order(Step(plan))
+        self._order(Step.of(plan))
         return GroupOutcome(self, plan.step)
 
     def record_next(self) -> bool:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from pelton.config.engine import EngineConfig
 from pelton.core.kv.host_pages import MoveCosts
 from pelton.core.kv.spec import KVGroup
-from pelton.core.plan import StepPlan
+from pelton.core.plan import SlotRef, StepPlan
 from pelton.worker.ring import RingHandle
 
 
@@ -37,7 +39,29 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Step:
+    """plan: without its rows, which are told as numbers: pickling a thousand small objects would
+    take longer than the step. slots, generations: of the rows, as bytes of int32."""
+
     plan: StepPlan
+    slots: bytes
+    generations: bytes
+
+    @classmethod
+    def of(cls, plan: StepPlan) -> Step:
+        slots, generations = zip(*plan.refs, strict=True) if plan.refs else ((), ())
+        return cls(
+            replace(plan, refs=[]),
+            np.array(slots, np.int32).tobytes(),
+            np.array(generations, np.int32).tobytes(),
+        )
+
+    def whole_plan(self) -> StepPlan:
+        """As it was."""
+        numbers = (
+            np.frombuffer(data, np.int32).tolist() for data in (self.slots, self.generations)
+        )
+        self.plan.refs = list(map(SlotRef, *numbers))
+        return self.plan
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,9 +99,10 @@ def _run(spec: Spec, control: Connection[Any, Any], board: BoardWriter) -> None:
         if isinstance(order, RecordNext):
             pending.append(_Known(worker.record_next()))
             continue
-        board.begin_step(order.plan.step)
+        plan = order.whole_plan()
+        board.begin_step(plan.step)
         board.note("launching")
-        pending.append(worker.execute(order.plan))
+        pending.append(worker.execute(plan))
         # While the device is busy; all ranks do it after the same step.
         worker.record_next()
         board.note("waiting for orders")
