@@ -15,7 +15,8 @@ from setuptools.command.build_py import build_py
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from pelton.device.native.build import BuildError, prebuild
+from pelton.device.native.build import prebuild
+from pelton.device.native.cache import BuildError
 from pelton.device.native.levels import LEVELS
 
 

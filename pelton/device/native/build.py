@@ -1,25 +1,27 @@
 """The kernels' library: the one that the wheel brings for the CPU's level or, in a checkout, one
-that is compiled on first use and kept per machine.
+that is compiled on first use and kept per machine (cache.py).
 
 A library is named by what went into it (sources, options, compiler, CPU flags), so a folder that
-several machines share holds one for each, and a change of any makes a new one. What has been made
-is tried in a process of its own before anybody loads it: an illegal instruction ends that process
-and not the engine.
+several machines share holds one for each, and a change of any makes a new one.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import logging
 import os
 import shutil
+import signal
 import subprocess
-import sys
 import tempfile
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from pelton.device.native.cache import BuildError, FolderError, MachineError, keep, scratch
 from pelton.device.native.levels import Level, cpu_flags
 
 _log = logging.getLogger(__name__)
@@ -27,15 +29,9 @@ _log = logging.getLogger(__name__)
 _SOURCES = Path(__file__).parent
 _PREBUILT = _SOURCES / "prebuilt"  # in a wheel (setup.py)
 _OPTIONS = ("-O3", "-fPIC", "-pthread", "-Wno-psabi")
-_TRIAL = """
-import ctypes, sys
-library = ctypes.CDLL(sys.argv[1])
-sys.exit(library.pelton_try())
-"""
-
-
-class BuildError(Exception):
-    """Why there is no library, in one sentence."""
+_COMPILE_SECONDS = 180.0
+"""For all units of a level. It takes 20 to 60 seconds on two cores that have other work, too."""
+_FULL = [os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)]
 
 
 def build(level: Level) -> Path:
@@ -44,8 +40,12 @@ def build(level: Level) -> Path:
     refusal: BuildError | None = None
     prebuilt = _PREBUILT / _prebuilt_name(level)
     if prebuilt.exists():
+        # Nothing in the package is ever written, so what has been tried lies with what is compiled.
+        name = f"prebuilt-{level.name}-{_digest((prebuilt.name, *sorted(cpu_flags())))}.so"
         try:
-            return _install(prebuilt, level)
+            return keep(name, lambda _: contextlib.nullcontext(prebuilt))
+        except MachineError:
+            raise
         except BuildError as error:
             refusal = error
     try:
@@ -53,16 +53,20 @@ def build(level: Level) -> Path:
     except BuildError as error:
         raise refusal or error from None
     words = (*_OPTIONS, *level.options, compiler, *sorted(cpu_flags()))
-    library = _cache_folder() / f"{level.name}-{_digest(words)}.so"
-    if not library.exists():
+    name = f"{level.name}-{_digest(words)}.so"
+
+    @contextlib.contextmanager
+    def compiled(kept: Path) -> Iterator[Path]:
         # A warning, so that it shows wherever it is waited for: it may take a minute.
         _log.warning(
-            "Compiling the CPU kernels for this machine, once, with %s; kept as %s.",
-            compiler,
-            library,
+            "Compiling the CPU kernels for this machine, once, with %s; kept as %s.", compiler, kept
         )
-        _finish(library, level, lambda unfinished: _compile(compiler, level, unfinished))
-    return library
+        with scratch() as folder:
+            library = folder / name
+            _compile(compiler, level, str(library))
+            yield library
+
+    return keep(name, compiled)
 
 
 def prebuild(level: Level, folder: Path) -> Path:
@@ -70,15 +74,6 @@ def prebuild(level: Level, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     library = folder / _prebuilt_name(level)
     _compile(_compiler(), level, str(library))
-    return library
-
-
-def _install(prebuilt: Path, level: Level) -> Path:
-    """Nothing in the package is ever written, so what has been tried lies with what is compiled."""
-    words = (prebuilt.name, *sorted(cpu_flags()))
-    library = _cache_folder() / f"prebuilt-{level.name}-{_digest(words)}.so"
-    if not library.exists():
-        _finish(library, level, lambda unfinished: shutil.copyfile(prebuilt, unfinished))
     return library
 
 
@@ -97,51 +92,69 @@ def _digest(words: Iterable[str]) -> str:
     return digest.hexdigest()[:16]
 
 
-def _finish(library: Path, level: Level, make: Callable[[str], object]) -> None:
-    """Make, try, and only then give the library its name: others may look at the same time."""
-    handle, unfinished = tempfile.mkstemp(dir=library.parent, suffix=".part")
-    os.close(handle)
-    try:
-        make(unfinished)
-        trial = [sys.executable, "-I", "-S", "-c", _TRIAL, unfinished]
-        tried = subprocess.run(trial, capture_output=True, timeout=60)
-        if tried.returncode:
-            raise BuildError(f"kernels of level {level.name} do not run here")
-        os.replace(unfinished, library)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise BuildError(f"cannot build kernels of level {level.name}: {error}") from error
-    finally:
-        Path(unfinished).unlink(missing_ok=True)
-
-
 def _compile(compiler: str, level: Level, library: str) -> None:
     units = sorted(_SOURCES.glob("*.c"))
     options = [compiler, *_OPTIONS, *level.options]
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            objects = [os.path.join(folder, f"{unit.stem}.o") for unit in units]
-            commands = [
-                [*options, "-c", str(unit), "-o", target]
-                for unit, target in zip(units, objects, strict=True)
-            ]
-            _run_all(commands, level)
-            _run_all([[*options, "-shared", *objects, "-o", library, "-lm"]], level)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise BuildError(f"cannot build kernels of level {level.name}: {error}") from error
+    deadline = time.monotonic() + _COMPILE_SECONDS
+    with scratch() as folder:
+        objects = [str(folder / f"{unit.stem}.o") for unit in units]
+        commands = [
+            [*options, "-c", str(unit), "-o", target]
+            for unit, target in zip(units, objects, strict=True)
+        ]
+        _run_all(commands, level, folder, deadline)
+        link = [*options, "-shared", *objects, "-o", library, "-lm"]
+        _run_all([link], level, folder, deadline)
 
 
-def _run_all(commands: list[list[str]], level: Level) -> None:
-    """All at once: a unit takes seconds. Raises BuildError with the first message."""
+def _run_all(commands: list[list[str]], level: Level, folder: Path, deadline: float) -> None:
+    """All at once: a unit takes seconds. folder: for the compiler's own files. Raises BuildError
+    with the first message."""
+    environ = {**os.environ, "TMPDIR": str(folder), "LC_ALL": "C"}
+    running: list[subprocess.Popen[str]] = []
 
-    def run(command: list[str]) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(command, capture_output=True, text=True, timeout=300)
+    def run(command: list[str]) -> tuple[int, str]:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            env=environ,
+            process_group=0,  # with the programs that it starts
+        )
+        running.append(process)
+        _, told = process.communicate(timeout=max(deadline - time.monotonic(), 0))
+        return process.returncode, told
 
+    compiler = commands[0][0]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for done in pool.map(run, commands):
-            if done.returncode:
-                lines = done.stderr.strip().splitlines()
-                told = [line for line in lines if "error" in line] or lines or ["no message"]
-                raise BuildError(f"{commands[0][0]} failed for level {level.name}: {told[0]}")
+        try:
+            for code, told in pool.map(run, commands):
+                if code:
+                    _refuse(compiler, level, told)
+        except subprocess.TimeoutExpired:
+            raise MachineError(
+                f"{compiler} did not end within {_COMPILE_SECONDS:g} seconds and was stopped"
+            ) from None
+        except OSError as error:
+            raise BuildError(f"cannot run {compiler}: {error}") from error
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in running:
+                if process.returncode is None:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _refuse(compiler: str, level: Level, told: str) -> None:
+    lines = told.strip().splitlines()
+    full = [line for line in lines if any(text in line for text in _FULL)]
+    if full:
+        raise FolderError(f"{compiler} cannot write in {tempfile.gettempdir()}: {full[0]}")
+    first = ([line for line in lines if "error" in line] or lines or ["no message"])[0]
+    raise BuildError(f"{compiler} failed for level {level.name}: {first}")
 
 
 def _compiler() -> str:
@@ -150,18 +163,3 @@ def _compiler() -> str:
         if path is not None:
             return path
     raise BuildError("no C compiler (install gcc or clang)")
-
-
-def _cache_folder() -> Path:
-    """A folder that nobody else may write in: what lies there is run."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    user = os.getuid()
-    for folder in (Path(base, "pelton"), Path(tempfile.gettempdir(), f"pelton-{user}")):
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            facts = folder.stat()
-            if facts.st_uid == user and not facts.st_mode & 0o022 and os.access(folder, os.W_OK):
-                return folder
-        except OSError:
-            continue
-    raise BuildError(f"no folder for compiled kernels can be written ({base})")

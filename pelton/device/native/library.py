@@ -8,9 +8,11 @@ import logging
 from dataclasses import dataclass
 
 from pelton.config.env import cpu_kernels
-from pelton.device.native.build import BuildError, build
-from pelton.device.native.levels import usable_levels
+from pelton.device.native.build import build
+from pelton.device.native.cache import BuildError, MachineError
+from pelton.device.native.levels import LEVELS, Level, usable_levels
 from pelton.device.native.step_args import ARGUMENTS
+from pelton.errors import ConfigError
 
 _log = logging.getLogger(__name__)
 
@@ -104,23 +106,56 @@ class Library:
 
 @functools.cache
 def library() -> Library | None:
-    """The best library that this machine runs, or None: then the log says why, once."""
+    """The best library that this machine runs, or None: then the log says why, once.
+    Raises ConfigError for a PELTON_CPU_KERNELS that cannot be."""
     wanted = cpu_kernels()
     if wanted == "off":
         return None
-    levels = [level for level in usable_levels() if wanted in ("auto", level.name)]
-    reason = f"this CPU has no level {wanted!r}" if wanted != "auto" else "no level for this CPU"
-    for level in levels:
+    failed: dict[str, list[str]] = {}  # levels, by the reason
+    for level in _asked_levels(wanted):
         try:
-            return _load(str(build(level)), level.name)
-        except (BuildError, OSError) as error:
-            reason = str(error)
+            found = _load(str(build(level)), level.name)
+        except (BuildError, OSError, AttributeError) as error:
+            failed.setdefault(str(error), []).append(level.name)
+            if isinstance(error, MachineError):
+                break
+            continue
+        for reason, names in failed.items():
+            _log.warning(
+                "CPU kernels of level %s are not used: %s. Level %s serves instead.",
+                " and ".join(names),
+                reason,
+                level.name,
+            )
+        return found
     _log.warning(
-        "Kernels for the CPU are not used: %s. torch's serve instead, at about half the speed for "
-        "small batches.",
-        reason,
+        "Kernels for the CPU are not used: %s. torch's serve instead: a row at a time is some ten "
+        "times slower, prompts some three times, and a GGUF file's weights, which they cannot "
+        "read in its blocks, take some three times the memory.",
+        "; ".join(f"level {' and '.join(names)}: {reason}" for reason, names in failed.items())
+        or "no level for this CPU",
     )
     return None
+
+
+def _asked_levels(wanted: str) -> list[Level]:
+    """Best first. Raises ConfigError for a level that is not known, or not this CPU's."""
+    usable = usable_levels()
+    if wanted == "auto":
+        return usable
+    known = [level.name for level in LEVELS]
+    if wanted not in known:
+        raise ConfigError(
+            f"PELTON_CPU_KERNELS={wanted!r} is not known; use auto, off, or a level: "
+            f"{', '.join(known)}."
+        )
+    asked = [level for level in usable if level.name == wanted]
+    if not asked:
+        has = ", ".join(level.name for level in usable) or "none"
+        raise ConfigError(
+            f"PELTON_CPU_KERNELS={wanted!r} is a level that this CPU does not have; it has {has}."
+        )
+    return asked
 
 
 def loaded() -> Library:

@@ -7,14 +7,19 @@ import platform
 import shutil
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 
 import pytest
 
 import pelton.device.native.build as build_module
+import pelton.device.native.cache as cache_module
 import pelton.device.native.library as library_module
-from pelton.device.native.build import BuildError, build
+from pelton.device.native.build import build
+from pelton.device.native.cache import BuildError, MachineError
 from pelton.device.native.levels import LEVELS, Level, cpu_flags, usable_levels
+from pelton.errors import ConfigError
 
 needs_compiler = pytest.mark.skipif(
     not shutil.which("cc") or not usable_levels(), reason="no C compiler, or no level for this CPU"
@@ -36,6 +41,20 @@ def one_small_source(tmp_path, monkeypatch):
     (tmp_path / "sources").mkdir()
     (tmp_path / "sources" / "trial.c").write_text("int pelton_try(void) { return 0; }\n")
     monkeypatch.setattr(build_module, "_SOURCES", tmp_path / "sources")
+
+
+@pytest.fixture
+def fake_compiler(tmp_path, monkeypatch):
+    """Writes a script and makes it the compiler; it notes each call in a file, which is given."""
+
+    def write(script: str) -> Path:
+        path, calls = tmp_path / "cc", tmp_path / "calls"
+        path.write_text(f'#!/bin/sh\necho "$@" >> {calls}\n{script}\n')
+        path.chmod(0o755)
+        monkeypatch.setenv("CC", str(path))
+        return calls
+
+    return write
 
 
 @pytest.fixture(scope="module")
@@ -64,10 +83,10 @@ def test_a_second_start_compiles_nothing(own_cache, monkeypatch):
 @needs_compiler
 @pytest.mark.usefixtures("one_small_source")
 def test_what_does_not_run_here_is_never_loaded(own_cache, monkeypatch):
-    monkeypatch.setattr(build_module, "_TRIAL", "import os; os.abort()")
-    with pytest.raises(BuildError, match="do not run here"):
+    monkeypatch.setattr(cache_module, "_TRIAL", "import os; os.abort()")
+    with pytest.raises(BuildError, match="do not run here: Aborted"):
         build(usable_levels()[-1])
-    assert not list(own_cache.iterdir())
+    assert [path.name for path in own_cache.iterdir()] == ["lock"]
 
 
 @needs_compiler
@@ -86,14 +105,20 @@ def test_without_a_compiler_the_log_says_once_what_to_install(monkeypatch, caplo
         assert "install gcc or clang" in caplog.text
 
 
-def test_kernels_can_be_turned_off_and_a_level_that_is_not_there_is_named(monkeypatch, caplog):
+def test_kernels_can_be_turned_off_and_a_level_that_cannot_be_is_refused(monkeypatch, caplog):
     monkeypatch.setenv("PELTON_CPU_KERNELS", "off")
     assert library_module.library() is None
     assert not caplog.records
     library_module.library.cache_clear()
-    monkeypatch.setenv("PELTON_CPU_KERNELS", "sse9")
-    assert library_module.library() is None
-    assert "'sse9'" in caplog.text
+    absent = "neon" if platform.machine() == "x86_64" else "avx2"
+    for name, reason in (
+        ("foo", "is not known; use auto, off, or a level: amx, avx512_bf16, avx512, avx2, neon"),
+        ("AVX2", "is not known"),
+        (absent, "is a level that this CPU does not have; it has "),
+    ):
+        monkeypatch.setenv("PELTON_CPU_KERNELS", name)
+        with pytest.raises(ConfigError, match=f"PELTON_CPU_KERNELS='{name}' {reason}"):
+            library_module.library()
 
 
 @needs_compiler
@@ -101,8 +126,7 @@ def test_kernels_can_be_turned_off_and_a_level_that_is_not_there_is_named(monkey
 def test_a_folder_that_others_may_write_in_is_passed_over(own_cache, tmp_path, monkeypatch):
     own_cache.mkdir(parents=True)
     own_cache.chmod(0o777)
-    monkeypatch.setattr(build_module.tempfile, "gettempdir", lambda: str(tmp_path))
-    monkeypatch.setattr(build_module.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     path = build(usable_levels()[-1])
     assert path.parent.parent == tmp_path
     assert path.parent.stat().st_mode & 0o077 == 0
@@ -124,12 +148,17 @@ def test_without_a_compiler_what_came_with_the_package_is_tried_and_serves(
     assert found is not None
     assert found.level == level.name, "a level that did not come is passed over"
     assert found.functions.pelton_try() == 0
-    assert not caplog.records
-    (installed,) = own_cache.iterdir()
+    others = [other.name for other in usable_levels()[:-1]]
+    for record in caplog.records:
+        assert "install gcc or clang" in record.message
+    assert len(caplog.records) == bool(others)
+    assert " and ".join(others) in caplog.text
+    (installed,) = own_cache.glob("*.so")
     assert installed.read_bytes() == prebuilt.read_bytes()
     # Of other sources it is none of ours.
     prebuilt.rename(prebuilt.with_name(f"{level.name}-0123456789abcdef.so"))
     library_module.library.cache_clear()
+    caplog.clear()
     assert library_module.library() is None
     (record,) = caplog.records
     assert "install gcc or clang" in record.message
@@ -154,7 +183,7 @@ def test_what_came_and_does_not_run_here_is_compiled_anew(own_cache, tmp_path, m
     prebuilt.write_bytes(b"of another C library")
     monkeypatch.setattr(build_module, "_PREBUILT", prebuilt.parent)
     path = build(level)
-    assert list(own_cache.iterdir()) == [path]
+    assert list(own_cache.glob("*.so")) == [path]
     assert path.name.startswith(f"{level.name}-")
     path.unlink()
     monkeypatch.setenv("PATH", "")
@@ -194,3 +223,63 @@ def test_a_compilation_is_told_before_it_begins(one_small_source, own_cache, mon
     assert "Compiling the CPU kernels for this machine, once" in told_before[0]
     assert str(path) in told_before[0]
     assert caplog.text == told_before[0]
+
+
+@needs_compiler
+@pytest.mark.usefixtures("one_small_source")
+def test_a_compiler_that_hangs_is_stopped_and_no_other_level_is_tried(
+    fake_compiler, monkeypatch, caplog
+):
+    calls = fake_compiler("sleep 60 & wait")
+    monkeypatch.setattr(build_module, "_COMPILE_SECONDS", 0.3)
+    begin = time.monotonic()
+    assert library_module.library() is None
+    assert time.monotonic() - begin < 10
+    assert len(calls.read_text().splitlines()) == 1
+    assert "did not end within 0.3 seconds and was stopped. torch's serve instead" in caplog.text
+
+
+@needs_compiler
+@pytest.mark.usefixtures("one_small_source")
+def test_a_full_temporary_folder_is_the_folders_fault_and_no_other_level_is_tried(
+    fake_compiler, caplog
+):
+    calls = fake_compiler("echo 'error: x.s: No space left on device' >&2; exit 1")
+    assert library_module.library() is None
+    assert len(calls.read_text().splitlines()) == 1
+    assert f"cannot write in {tempfile.gettempdir()}: " in caplog.text
+    assert "No space left on device" in caplog.text
+
+
+@pytest.mark.skipif(len(usable_levels()) < 2, reason="one level")
+def test_a_level_that_fails_is_told_with_its_reason_and_the_one_that_serves(monkeypatch, caplog):
+    first, second, *_ = usable_levels()
+    serves = library_module.Library(None, second.name, has_amx=False)
+
+    def built(level: Level) -> Path:
+        if level is first:
+            raise BuildError("cc failed: no such option")
+        return Path("second.so")
+
+    monkeypatch.setattr(library_module, "build", built)
+    monkeypatch.setattr(library_module, "_load", lambda path, level: serves)
+    assert library_module.library() is serves
+    (record,) = caplog.records
+    assert record.message == (
+        f"CPU kernels of level {first.name} are not used: cc failed: no such option. "
+        f"Level {second.name} serves instead."
+    )
+
+
+def test_no_lower_level_is_tried_for_what_is_no_fault_of_the_level(monkeypatch, caplog):
+    asked = []
+
+    def built(level: Level) -> Path:
+        asked.append(level)
+        raise MachineError("the folder is full")
+
+    monkeypatch.setattr(library_module, "build", built)
+    assert library_module.library() is None
+    assert asked == usable_levels()[:1]
+    if asked:
+        assert f"level {asked[0].name}: the folder is full. torch's serve" in caplog.text
