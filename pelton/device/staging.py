@@ -147,7 +147,7 @@ class HostMemory:
         line = f"Staging memory of {self._device.name}: {self.mode} ({self.reason})"
         if self.host_bytes:
             line += f"; {self.host_bytes} bytes of large tables lie in host memory"
-        if self.device_bytes:
+        if self.device_bytes or not self.host_bytes:
             line += f"; {self.device_bytes} bytes of large tables lie in device memory"
         return line + "."
 

@@ -37,7 +37,7 @@ from pelton.engine.scores import as_pair_prompt, pair_up, score_of, scores_pairs
 from pelton.errors import ConfigError, EngineError, PeltonError, RequestError, UnsupportedError
 from pelton.setup.check import check
 from pelton.setup.refusals import OFFLINE_REPLICAS
-from pelton.setup.resolve import describe, prefix_warning, resolve
+from pelton.setup.resolve import describe, dtype_warning, prefix_warning, resolve
 from pelton.tokens.tokenizer import Tokenizer
 from pelton.worker.executor import make_worker
 from pelton.worker.facts import device_facts
@@ -61,6 +61,7 @@ class LLM:
     """
 
     def __init__(self, model: str | None = None, **kwargs: Any) -> None:
+        _show_log()
         started = time.perf_counter()
         args = _engine_args(model, kwargs)
         checked = check(args)
@@ -405,9 +406,9 @@ def _as_prompts(prompts: object) -> list[Prompt]:
     return list(prompts)  # type: ignore[call-overload, no-any-return]
 
 
-def _log_start(config: EngineConfig, phases: Mapping[str, float]) -> None:
-    """What was decided and how long it took, to the logger "pelton": on stderr, unless the
-    application has set up logging of its own."""
+def _show_log() -> None:
+    """Lines of the logger "pelton" go to stderr, unless the application has set up logging of its
+    own. Before the start, which has lines of its own."""
     logger = logging.getLogger("pelton")
     if not logger.hasHandlers():
         handler = logging.StreamHandler()
@@ -415,11 +416,16 @@ def _log_start(config: EngineConfig, phases: Mapping[str, float]) -> None:
         logger.addHandler(handler)
         if logger.level == logging.NOTSET:
             logger.setLevel(logging.INFO)
+
+
+def _log_start(config: EngineConfig, phases: Mapping[str, float]) -> None:
+    """What was decided and how long it took."""
+    logger = logging.getLogger("pelton")
     parts = ", ".join(f"{name} {seconds:.2f}" for name, seconds in phases.items())
     logger.info("%s\nready in  %.2f s: %s", describe(config), sum(phases.values()), parts)
-    warning = prefix_warning(config)
-    if warning is not None:
-        logger.warning("%s", warning)
+    for warning in (prefix_warning(config), dtype_warning(config)):
+        if warning is not None:
+            logger.warning("%s", warning)
 
 
 def _engine_args(model: str | None, kwargs: Mapping[str, Any]) -> EngineArgs:

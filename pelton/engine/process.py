@@ -95,7 +95,7 @@ def _load(
     begun = time.perf_counter()
     # Seconds of torch: only now, when the parent knows that this process lives.
     from pelton.engine.loop import EngineLoop
-    from pelton.setup.resolve import resolve
+    from pelton.setup.resolve import dtype_warning, resolve
     from pelton.worker.executor import make_worker
     from pelton.worker.facts import device_facts
 
@@ -108,6 +108,9 @@ def _load(
     outbox.put(Phase("device", known - imported))
     config = resolve(checked, facts, replica=start.replica)
     outbox.put(Phase("configuration", time.perf_counter() - known))
+    warning = dtype_warning(config)
+    if warning is not None:
+        logging.getLogger("pelton").warning("%s", warning)
     worker = make_worker(config, checked.checkpoint, start.tables)
     for name, seconds in worker.phases.items():
         outbox.put(Phase(name, seconds))

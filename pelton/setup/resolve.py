@@ -678,6 +678,17 @@ def prefix_warning(config: EngineConfig) -> str | None:
     )
 
 
+def dtype_warning(config: EngineConfig) -> str | None:
+    """What is faster than the dtype, or None if all is well."""
+    if config.dtype != "float16" or config.device != "cpu":
+        return None
+    return (
+        "dtype='float16' is slow on a CPU: Pelton's kernels for its products are for bfloat16 and "
+        "float32, and torch's are several times slower. dtype='bfloat16' is the fastest, and "
+        "'float32' is faster, too."
+    )
+
+
 def _state_rows(config: EngineConfig) -> dict[str, str]:
     """Of the table, for models with recurrent layers."""
     groups = _all_groups(config)

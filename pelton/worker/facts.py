@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 from dataclasses import replace
 
 import torch
@@ -12,6 +13,8 @@ from pelton.device.cuda import import_triton
 from pelton.device.memory import cpu_facts
 from pelton.device.native.library import library
 from pelton.errors import ConfigError
+
+_log = logging.getLogger(__name__)
 
 
 def device_facts(device: str, first: int = 0) -> DeviceFacts:
@@ -26,7 +29,10 @@ def device_facts(device: str, first: int = 0) -> DeviceFacts:
     if kind == "cuda" or (kind == "auto" and torch.cuda.is_available()):
         most = max(torch.cuda.device_count() - 1, 0)
         return _cuda_facts(int(index) if index else min(first, most))
-    facts = replace(cpu_facts(), has_cpu_kernels=library() is not None)
+    kernels = library()
+    if kernels is not None:
+        _log.info("CPU kernels of level %s serve.", kernels.level)
+    facts = replace(cpu_facts(), has_cpu_kernels=kernels is not None)
     return replace(facts, kind="fake") if kind == "fake" else facts
 
 

@@ -196,6 +196,13 @@ def test_a_large_cold_table_lies_with_the_host_where_the_device_reads_it_there(m
     assert line.endswith(f"; 4000 bytes of large tables lie in {where} memory.")
 
 
+def test_no_large_table_is_told_as_none():
+    device = FakeDevice("pageable")
+    device.cold_table("t", (100, 10), torch.int32)
+    line = device.describe_staging()
+    assert line.endswith("; 0 bytes of large tables lie in device memory."), line
+
+
 def test_upper_rooms_never_name_a_mode():
     """The mode is a word of device/, and of those who let users choose it."""
     root = Path(pelton.__file__).parent

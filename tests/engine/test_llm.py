@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import shutil
 import signal
 import threading
@@ -19,6 +20,7 @@ from support.tiny import make_config, tiny_llama
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from pelton import LLM, SamplingParams
+from pelton.device.native.library import library
 from pelton.engine.interrupts import InterruptsBetweenSteps
 from pelton.engine.llm import _log_start
 from pelton.errors import ConfigError, EngineError, RequestError, RequestFailed
@@ -670,6 +672,39 @@ def test_a_long_smallest_prefix_is_warned_of(caplog, block_size, caching):
     texts = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(texts) == int(block_size > 512 and caching)
     assert all("fewer than 1024 tokens" in text for text in texts)
+
+
+@pytest.mark.parametrize("args", [{}, {"staging_mode": "pageable"}])
+def test_a_start_tells_once_how_host_memory_reaches_the_device(capsys, monkeypatch, args):
+    """Of the first LLM of a process, too, in which nobody has set up logging."""
+    logger = logging.getLogger("pelton")
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    monkeypatch.setattr(logger, "handlers", [])
+    monkeypatch.setattr(logger, "level", logging.NOTSET)
+    logger.manager._clear_cache()
+    try:
+        make_llm(**args)
+    finally:
+        monkeypatch.undo()
+        logger.manager._clear_cache()
+    told = capsys.readouterr().err.splitlines()
+    lines = [line for line in told if "Staging" in line]
+    mode = args.get("staging_mode", "aliased")
+    assert len(lines) == 1
+    assert lines[0].startswith(f"Staging memory of cpu: {mode} (")
+    assert lines[0].endswith("; 0 bytes of large tables lie in device memory.")
+    kernels = library()
+    said = [] if kernels is None else [f"CPU kernels of level {kernels.level} serve."]
+    assert [line for line in told if "CPU kernels" in line] == said
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_the_slow_dtype_of_a_cpu_is_warned_of(caplog, dtype):
+    with caplog.at_level("INFO", logger="pelton"):
+        _log_start(make_config(tiny_llama(), dtype=dtype), {})
+    texts = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(texts) == int(dtype == "float16")
+    assert all("dtype='bfloat16' is the fastest" in text for text in texts)
 
 
 def test_threads_take_turns():
