@@ -228,15 +228,19 @@ def test_a_compilation_is_told_before_it_begins(one_small_source, own_cache, mon
 @needs_compiler
 @pytest.mark.usefixtures("one_small_source")
 def test_a_compiler_that_hangs_is_stopped_and_no_other_level_is_tried(
-    fake_compiler, monkeypatch, caplog
+    fake_compiler, tmp_path, monkeypatch, caplog
 ):
-    calls = fake_compiler("sleep 60 & wait")
-    monkeypatch.setattr(build_module, "_COMPILE_SECONDS", 0.3)
+    calls = fake_compiler(f"sleep 60 & echo $! > {tmp_path}/started; wait")
+    monkeypatch.setattr(build_module, "_COMPILE_SECONDS", 1.0)
     begin = time.monotonic()
     assert library_module.library() is None
     assert time.monotonic() - begin < 10
     assert len(calls.read_text().splitlines()) == 1
-    assert "did not end within 0.3 seconds and was stopped. torch's serve instead" in caplog.text
+    assert "did not end within 1 seconds and was stopped. torch's serve instead" in caplog.text
+    started = Path("/proc", (tmp_path / "started").read_text().strip(), "stat")
+    while started.exists() and ") Z " not in started.read_text():
+        assert time.monotonic() - begin < 10, "what the compiler started still runs"
+        time.sleep(0.01)
 
 
 @needs_compiler
