@@ -12,7 +12,12 @@ from pelton.checkpoint.config_reader import ConfigReader
 from pelton.checkpoint.limits import MAX_HIDDEN
 from pelton.checkpoint.safetensors_header import read_safetensors_header
 from pelton.checkpoint.source import Checkpoint
-from pelton.config.pooling import Projection, ProjectionActivation
+from pelton.config.pooling import (
+    SIMILARITIES,
+    Projection,
+    ProjectionActivation,
+    Similarity,
+)
 from pelton.errors import CheckpointError, UnsupportedError
 
 # Keys of 1_Pooling/config.json, and the method that each asks for.
@@ -36,12 +41,15 @@ _TRANSFORMER_FILES = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentenceModules:
     """method: of pooling. projections: behind it. normalises: whether vectors get length 1 at the
-    end. max_prompt_tokens: of a text, special tokens included, or None."""
+    end. max_prompt_tokens: of a text, special tokens included, or None. dimensions: of vectors,
+    unless a request says another number; None: all. similarity: of two vectors."""
 
     method: str
     normalises: bool
     max_prompt_tokens: int | None = None
     projections: tuple[Projection, ...] = ()
+    dimensions: int | None = None
+    similarity: Similarity = "cosine"
 
 
 def read_sentence_modules(checkpoint: Checkpoint) -> SentenceModules | None:
@@ -76,12 +84,16 @@ def read_sentence_modules(checkpoint: Checkpoint) -> SentenceModules | None:
             )
     if method is None:
         return None
-    _check_prompts(checkpoint.folder / "config_sentence_transformers.json")
+    dimensions, similarity = _of_vectors(
+        checkpoint.folder / "config_sentence_transformers.json", normalises
+    )
     return SentenceModules(
         method=method,
         normalises=normalises,
         max_prompt_tokens=most,
         projections=tuple(projections),
+        dimensions=dimensions,
+        similarity=similarity,
     )
 
 
@@ -130,10 +142,26 @@ def _max_prompt_tokens(folder: Path) -> int | None:
     return None
 
 
-def _check_prompts(path: Path) -> None:
-    """Texts may be meant to have an instruction before them; whoever asks writes it."""
-    if path.is_file():
-        ConfigReader(_load(path, dict), str(path)).require("default_prompt_name")
+def _of_vectors(path: Path, normalises: bool) -> tuple[int | None, Similarity]:
+    """truncate_dim and similarity_fn_name."""
+    if not path.is_file():
+        return None, "cosine"
+    config = ConfigReader(_load(path, dict), str(path))
+    # Texts may be meant to have an instruction before them; whoever asks writes it.
+    config.require("default_prompt_name")
+    given = config.get("truncate_dim") is not None
+    dimensions = config.integer("truncate_dim", high=MAX_HIDDEN) if given else None
+    similarity: Similarity = "cosine"
+    if config.get("similarity_fn_name") is not None:
+        config.require("similarity_fn_name", *SIMILARITIES)
+        similarity = config.get("similarity_fn_name")
+    if dimensions is not None and normalises and similarity != "cosine":
+        # Vectors are cut here before they get length 1, there behind it: only a cosine is the same.
+        raise UnsupportedError(
+            f"{path}: truncate_dim={dimensions} with similarity_fn_name={similarity!r} is not "
+            "supported where modules.json names Normalize; cosine is."
+        )
+    return dimensions, similarity
 
 
 def _method(path: Path) -> str:

@@ -12,6 +12,9 @@ from pelton.errors import RequestError
 Task = Literal["embed", "classify", "token_embed", "token_classify"]
 TASKS: tuple[str, ...] = get_args(Task)
 
+Similarity = Literal["cosine", "dot", "euclidean", "manhattan"]
+SIMILARITIES: tuple[str, ...] = get_args(Similarity)
+
 ProjectionActivation = Literal["identity", "tanh"]
 
 NEEDS_TOKEN_IDS = "token_ids"
@@ -130,7 +133,9 @@ class PoolingConfig:
     tasks: what requests may ask; the first is the default. method: of a task of whole prompts,
     unless the request says another. normalises: whether vectors get length 1. activation: of
     classes. projections: what vectors go through, one after the other. embedding_size: numbers in a
-    vector; num_labels: classes, 0 = none. max_prompt_tokens:
+    vector; dimensions: kept of them for a text, unless a request says otherwise; None: all.
+    similarity: what two vectors are scored by; of the distances it is the negative. num_labels:
+    classes, 0 = none. max_prompt_tokens:
     of a prompt, where the checkpoint's files ask for fewer than the model has room for: what
     max_model_len is, unless it is given. step_tag_id,
     returned_token_ids: defaults of method "step".
@@ -143,6 +148,8 @@ class PoolingConfig:
     activation: Activation = "softmax"
     projections: tuple[Projection, ...] = ()
     embedding_size: int = 0
+    dimensions: int | None = None
+    similarity: Similarity = "cosine"
     num_labels: int = 0
     max_prompt_tokens: int | None = None
     step_tag_id: int | None = None
@@ -176,6 +183,8 @@ class PoolingConfig:
                 field="method",
             )
         self._check_dimensions(params)
+        if task == "embed" and params.dimensions is None:
+            params = replace(params, dimensions=self.dimensions)
         if method == "step":
             params = self._complete_step(params)
         elif params.step_tag_id is not None or params.returned_token_ids is not None:

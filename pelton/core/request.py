@@ -23,6 +23,7 @@ from pelton.errors import RequestError
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 # What a request that yields no tokens asks of the sampler.
+_MAX_SHOWN = 40  # characters of a value in a message
 _NOTHING = SamplingParams(temperature=0.0, detokenize=False)
 
 
@@ -355,12 +356,15 @@ def as_token_ids(ids: Int32Array | Sequence[int]) -> Int32Array:
     """A private int32 copy. Raises RequestError for what is no list of int32 numbers."""
     try:
         given = np.asarray(ids)
-    except (ValueError, OverflowError) as fault:
+    except (ValueError, OverflowError, TypeError, RuntimeError) as fault:
+        # Lists of different lengths, or a tensor that is sparse, or not in this machine's memory.
         raise RequestError(
             f"prompt_token_ids must be a list of integers: {fault}.", field="prompt_token_ids"
         ) from fault
     if given.size == 0 and given.ndim == 1:
         return np.empty(0, dtype=np.int32)
+    if given.ndim == 1 and given.dtype.kind not in "iu":
+        _refuse_first_wrong(ids if isinstance(ids, (list, tuple)) else given.tolist())
     if given.ndim != 1 or given.dtype.kind not in "iu":
         raise RequestError(
             f"prompt_token_ids must be a list of integers, got {given.dtype} of shape "
@@ -374,3 +378,19 @@ def as_token_ids(ids: Int32Array | Sequence[int]) -> Int32Array:
                 f"prompt_token_ids must fit 32 bits, got {extreme}.", field="prompt_token_ids"
             )
     return given.astype(np.int32)
+
+
+def _refuse_first_wrong(ids: Sequence[object]) -> None:
+    """Raises RequestError for the first of ids that is no int32; returns if each is."""
+    limits = np.iinfo(np.int32)
+    for place, one in enumerate(ids):
+        if isinstance(one, bool) or not isinstance(one, (int, np.integer)):
+            what = "must hold integers"
+        elif not limits.min <= one <= limits.max:
+            what = f"must hold integers from 0 to {limits.max}"
+        else:
+            continue
+        shown = repr(one) if len(repr(one)) <= _MAX_SHOWN else repr(one)[:_MAX_SHOWN] + "..."
+        raise RequestError(
+            f"prompt_token_ids {what}, got {shown} at place {place}.", field="prompt_token_ids"
+        )

@@ -62,6 +62,7 @@ _STATUS_TEXT = {
     PROCESSOR_FAILED: "a logits processor raised an exception; the log has it",
     NAN_POOLED: "the model's hidden states are not finite",
 }
+_NOT_FINITE = (NAN_LOGITS, NAN_POOLED)
 
 
 @dataclass(slots=True)
@@ -681,9 +682,16 @@ class Scheduler:
 
     def _fault(self, request: Request, result: StepResult, row: int) -> PeltonError:
         """What ends a request whose row is faulty: the user's fault if its own fields leave no
-        token, else the model's or ours."""
+        token or its embeddings no finite number, else the model's or ours."""
         text = f"Request {request.request_id!r} failed: {self._describe_fault(result, row)}"
         fields = fields_that_exclude(request)
+        if request.prompt_embeds is not None and result.status[row] in _NOT_FINITE:
+            # Ids give finite numbers in every sound model; of embeddings nobody knows until here.
+            return RequestError(
+                f"prompt_embeds have numbers that are too large for this model: with them "
+                f"{self._describe_fault(result, row)}.",
+                field="prompt_embeds",
+            )
         if result.status[row] != ALL_MASKED or not fields:
             return RequestFailed(f"{text}.")
         return RequestError(

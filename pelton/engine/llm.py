@@ -180,7 +180,8 @@ class LLM:
         """How well pairs go together: one of data_1 with each of data_2, or each with its own.
 
         A model with a classifier of one class is asked about the pair; of any other model it is the
-        cosine of their vectors. Raises RequestError as `encode` does.
+        similarity of their vectors: the cosine unless the checkpoint says another.
+        Raises RequestError as `encode` does.
         """
         pairs = pair_up(data_1, data_2)
 
@@ -201,7 +202,8 @@ class LLM:
         first = [pairs[0][0]] if is_shared else [one for one, _ in pairs]
         asked = ask([*first, *(second for _, second in pairs)], "embed")
         left = asked[:1] * len(pairs) if is_shared else asked[: len(pairs)]
-        return [score_of(a, b) for a, b in zip(left, asked[len(first) :], strict=True)]
+        kind = self.config.pooling.similarity
+        return [score_of(a, b, kind) for a, b in zip(left, asked[len(first) :], strict=True)]
 
     def encode(
         self,

@@ -22,6 +22,7 @@ _SAFETENSORS = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "
 # One tensor, and perhaps some metadata: a client's JSON is not to take long.
 _MAX_HEADER_BYTES = 2**16
 _CACHED_ELEMENTS = 2**16
+_DENSE = "torch.strided"
 # The type of the bits, and those that are all set in what is not finite.
 _EXPONENTS: dict[str, tuple[type[np.unsignedinteger[Any]], int]] = {
     "float16": (np.uint16, 0x7C00),
@@ -41,7 +42,7 @@ def read_prompt_embeds(data: bytes) -> PromptEmbeds:
         tensors = parse_safetensors_header(io.BytesIO(data), _MAX_HEADER_BYTES)
     except CheckpointError as error:
         raise RequestError(
-            f"prompt_embeds must be a safetensors file; it {error}.", field=_FIELD
+            f"prompt_embeds must be a safetensors file: {error}.", field=_FIELD
         ) from None
     if len(tensors) != 1:
         raise RequestError(
@@ -116,7 +117,13 @@ def as_mix(ids: Any, is_token: Any) -> tuple[Int32Array, _Array]:
             field="prompt_is_token_ids",
         )
     array = as_token_ids(ids)
-    is_token_np = np.asarray(is_token)
+    try:
+        is_token_np = np.asarray(is_token)
+    except (ValueError, TypeError, RuntimeError) as fault:
+        raise RequestError(
+            f"prompt_is_token_ids must be a list of {len(array)} booleans: {fault}.",
+            field="prompt_is_token_ids",
+        ) from None
     if is_token_np.shape != array.shape or is_token_np.dtype != np.bool_:
         raise RequestError(
             f"prompt_is_token_ids must be a list of {len(array)} booleans, one for each of "
@@ -145,6 +152,16 @@ def _as_stored(given: Any, hidden_size: int, max_rows: int) -> PromptEmbeds:
     if isinstance(given, PromptEmbeds):
         shape, name = given.rows.shape, given.dtype
     elif isinstance(given, np.ndarray) or _is_tensor(given):
+        if str(getattr(given, "layout", _DENSE)) != _DENSE or getattr(given, "is_nested", False):
+            raise RequestError(
+                f"prompt_embeds must be a dense tensor, got one of layout {given.layout}.",
+                field=_FIELD,
+            )
+        if getattr(given, "is_meta", False):
+            raise RequestError(
+                "prompt_embeds must have numbers, got a tensor of device 'meta', which has none.",
+                field=_FIELD,
+            )
         shape, name = tuple(given.shape), str(given.dtype).removeprefix("torch.")
     else:
         raise RequestError(
@@ -171,7 +188,7 @@ def _as_stored(given: Any, hidden_size: int, max_rows: int) -> PromptEmbeds:
         return given
     if isinstance(given, np.ndarray):
         return PromptEmbeds(given.astype(STORED_AS[name], copy=False), name)
-    given = given.detach().cpu().contiguous()
+    given = given.detach().cpu().resolve_neg().contiguous()
     if name == "bfloat16":
         # Whoever has a tensor has imported torch.
         given = given.view(sys.modules["torch"].int16)

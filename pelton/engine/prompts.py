@@ -18,7 +18,7 @@ from pelton.config.pooling import NEEDS_TOKEN_IDS, PoolingParams, wrong_runner
 from pelton.config.reasons import reason_of
 from pelton.core.plan import Int32Array
 from pelton.core.prompt_embeds import PromptEmbeds, placeholders
-from pelton.core.request import Request
+from pelton.core.request import Request, as_token_ids
 from pelton.engine.prompt_embeds import as_mix, as_prompt_embeds
 from pelton.errors import ConfigError, RequestError
 from pelton.sampling.table import processor_target
@@ -37,7 +37,7 @@ Prompt = str | Mapping[str, Any]
         a mix: token ids where prompt_is_token_ids is true, embeddings at the other n places; the
         ids of those, and rows of the token ids' places, are not looked at
 
-The last three may have "prompt" beside, to be shown with the answer.
+Token ids alone may have "prompt" beside, to be shown with the answer.
 """
 
 _KEYS = (
@@ -109,6 +109,12 @@ class PromptReader:
         pooling = self._config.pooling
         params = self._completed(params)
         parts = self._parts(prompt, self._max_tokens(params))
+        size = self._config.model.vocab_size
+        if params.step_tag_id is not None and params.step_tag_id >= size:
+            raise RequestError(
+                f"step_tag_id must be a token id from 0 to {size - 1}, got {params.step_tag_id}.",
+                field="step_tag_id",
+            )
         if parts.embeds is not None and NEEDS_TOKEN_IDS in pooling.needs(params.method or ""):
             raise RequestError(
                 f"method={params.method!r} needs the ids of all tokens, and prompt_embeds have "
@@ -158,6 +164,11 @@ class PromptReader:
             )
         text = prompt.get("prompt")
         self._check_pair(prompt)
+        if prompt.get("prompt_embeds") is not None and text is not None:
+            raise RequestError(
+                "prompt and prompt_embeds exclude each other; leave one of them out.",
+                field="prompt",
+            )
         if text is None or isinstance(text, str):
             if prompt.get("prompt_embeds") is not None:
                 if max_tokens is not None:
@@ -235,10 +246,16 @@ class PromptReader:
                 "leave them out.",
                 field="token_type_ids",
             )
-        values = list(types) if isinstance(types, (list, tuple, np.ndarray)) else []
-        if len(values) != len(ids) or sorted(values) != values or not {0, 1}.issuperset(values):
+        count = len(as_token_ids(ids))
+        values = types.tolist() if isinstance(types, np.ndarray) else types
+        is_list = isinstance(values, (list, tuple)) and len(values) == count
+        if (
+            not is_list
+            or any(type(n) is not int or n not in (0, 1) for n in values)
+            or (list(values) != sorted(values))
+        ):
             raise RequestError(
-                f"token_type_ids must be a list of {len(ids)} numbers, as many as "
+                f"token_type_ids must be a list of {count} numbers, as many as "
                 "prompt_token_ids has: 0s, and then 1s.",
                 field="token_type_ids",
             )

@@ -1,5 +1,5 @@
-"""How well two texts go together: the cosine of their vectors, or a classifier's word on the pair.
-No torch."""
+"""How well two texts go together: the similarity of their vectors, or a classifier's word on the
+pair. No torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from pelton.config.pooling import PoolingConfig
+from pelton.config.pooling import PoolingConfig, Similarity
 from pelton.engine.outputs import (
     PoolingOutput,
     PoolingRequestOutput,
@@ -23,12 +23,15 @@ def pair_up(
 ) -> list[tuple[Prompt, Prompt]]:
     """One of data_1 with each of data_2, or each with its own.
 
-    Raises RequestError for other numbers.
+    Raises RequestError for other numbers, and for none.
     """
     first, second = _as_list(data_1), _as_list(data_2)
+    for name, given in (("data_1", first), ("data_2", second)):
+        if not given:
+            raise RequestError(f"{name} must have at least 1 prompt, got none.", field=name)
     if len(first) == 1:
         first *= len(second)
-    if len(first) != len(second) or not first:
+    if len(first) != len(second):
         raise RequestError(
             f"data_1 must have one prompt, or as many as data_2, which has {len(second)}; it has "
             f"{len(first)}.",
@@ -63,7 +66,9 @@ def as_pair_prompt(first: Prompt, second: Prompt) -> Prompt:
 
 
 def score_of(
-    first: PoolingRequestOutput[PoolingOutput], second: PoolingRequestOutput[PoolingOutput]
+    first: PoolingRequestOutput[PoolingOutput],
+    second: PoolingRequestOutput[PoolingOutput],
+    kind: Similarity,
 ) -> ScoringRequestOutput:
     """Of two vectors; their request ids and prompts are joined."""
     output: ScoringRequestOutput = PoolingRequestOutput(
@@ -75,13 +80,20 @@ def score_of(
         error=first.error or second.error,
     )
     if first.outputs is not None and second.outputs is not None:
-        output.outputs = ScoringOutput(cosine(first.outputs.data, second.outputs.data))
+        output.outputs = ScoringOutput(similarity(kind, first.outputs.data, second.outputs.data))
     return output
 
 
-def cosine(first: np.ndarray, second: np.ndarray) -> float:
-    """Of two vectors [D] of any length."""
+def similarity(kind: Similarity, first: np.ndarray, second: np.ndarray) -> float:
+    """Of two vectors [D] of any length; the higher, the more alike. Source: sentence-transformers,
+    whose distances are negative, too."""
     a, b = first.astype(np.float64), second.astype(np.float64)
+    if kind == "dot":
+        return float(a @ b)
+    if kind == "euclidean":
+        return -float(np.linalg.norm(a - b))
+    if kind == "manhattan":
+        return -float(np.abs(a - b).sum())
     lengths = np.linalg.norm(a) * np.linalg.norm(b)
     return float(a @ b / lengths) if lengths else 0.0
 

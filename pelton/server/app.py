@@ -21,6 +21,7 @@ from pelton.server.errors import ApiError, as_api_error
 from pelton.server.keys import KeyGuard, open_to_all
 from pelton.server.openapi import Operation, openapi_document
 from pelton.server.pooling_protocol import (
+    ALIASES,
     ClassesList,
     ClassifyBody,
     EmbeddingBody,
@@ -90,7 +91,7 @@ OPERATIONS = (
     Operation(
         method="POST",
         path="/pooling",
-        aliases=("/v1/pooling",),
+        aliases=ALIASES["/pooling"],
         handler=pooling.pooling,
         body=PoolingBody,
         answer=PooledList,
@@ -100,7 +101,7 @@ OPERATIONS = (
     Operation(
         method="POST",
         path="/classify",
-        aliases=("/v1/classify",),
+        aliases=ALIASES["/classify"],
         handler=pooling.classify,
         body=ClassifyBody,
         answer=ClassesList,
@@ -110,7 +111,7 @@ OPERATIONS = (
     Operation(
         method="POST",
         path="/score",
-        aliases=("/v1/score",),
+        aliases=ALIASES["/score"],
         handler=pooling.score,
         body=ScoreBody,
         answer=ScoreList,
@@ -120,7 +121,7 @@ OPERATIONS = (
     Operation(
         method="POST",
         path="/rerank",
-        aliases=("/v1/rerank", "/v2/rerank"),
+        aliases=ALIASES["/rerank"],
         handler=pooling.rerank,
         body=RerankBody,
         answer=Ranking,

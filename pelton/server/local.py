@@ -16,6 +16,7 @@ from pelton.server.errors import ApiError, as_api_error
 from pelton.server.options import check_server
 from pelton.server.pooling import PoolingWatch
 from pelton.server.pooling_protocol import (
+    ALIASES,
     ClassifyBody,
     EmbeddingBody,
     PoolingBody,
@@ -31,7 +32,8 @@ from pelton.server.streaming import json_bytes
 
 GENERATING = ("/v1/chat/completions", "/v1/completions")
 POOLING = ("/v1/embeddings", "/pooling", "/classify", "/score", "/rerank")
-PATHS = (*GENERATING, *POOLING)
+_ALIASED = {alias: path for path, aliases in ALIASES.items() for alias in aliases}
+PATHS = (*GENERATING, *POOLING, *_ALIASED)
 
 
 class LocalApi:
@@ -45,6 +47,7 @@ class LocalApi:
 
         Raises EngineDead: then no answer to anything will come.
         """
+        path = _ALIASED.get(path, path)
         try:
             if path in POOLING:
                 return 200, await self._pool(path, body)

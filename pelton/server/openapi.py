@@ -58,8 +58,13 @@ def openapi_document(operations: Sequence[Operation], *, root_path: str = "") ->
         _tell_unsupported(schema)
     paths: dict[str, Any] = {}
     for operation in operations:
-        entry = paths.setdefault(operation.path, {})
-        entry[operation.method.lower()] = _operation(operation, references)
+        described = _operation(operation, references)
+        paths.setdefault(operation.path, {})[operation.method.lower()] = described
+        for number, alias in enumerate(operation.aliases, start=2):
+            # An operation's id stands for one path.
+            other = {**described, "operationId": f"{described['operationId']}_{number}"}
+            other["description"] = f"The same as {operation.path}."
+            paths.setdefault(alias, {})[operation.method.lower()] = other
     document: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {

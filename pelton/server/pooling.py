@@ -18,7 +18,7 @@ from pelton.core.plan import Float32Array
 from pelton.engine.facts import EngineFacts
 from pelton.engine.outputs import PoolingOutput, PoolingRequestOutput
 from pelton.engine.prompts import Prompt
-from pelton.engine.scores import as_pair_prompt, cosine, pair_up, scores_pairs
+from pelton.engine.scores import as_pair_prompt, pair_up, scores_pairs, similarity
 from pelton.errors import EngineBusy, RequestError
 from pelton.server.bodies import beside_loop
 from pelton.server.errors import ApiError
@@ -251,7 +251,7 @@ class PoolingService:
         return await beside_loop(self._pool, is_small, self._read_inputs, body)
 
     def _read_inputs(self, body: InputBody) -> list[_Asked]:
-        has_input = body.input is not None and body.input != ""
+        has_input = body.input is not None
         if has_input == (body.prompt_embeds is not None):
             count = "both" if has_input else "none"
             raise RequestError(
@@ -261,7 +261,7 @@ class PoolingService:
             places = _places("prompt_embeds", body.prompt_embeds)
             return [
                 _Asked({"prompt_embeds": one}, "prompt_embeds", place)
-                for one, place in zip(self._reader.embeds(body.prompt_embeds), places)
+                for one, place in zip(self._reader.embeds(body.prompt_embeds, MAX_INPUTS), places)
             ]
         assert body.input is not None
         prompts = as_prompts(body.input, "input", MAX_INPUTS)
@@ -297,7 +297,8 @@ class PoolingService:
         params = self._params(body, task="embed")
         head, outputs = await self._run(kind, list(unique.values()), params, body, watch)
         vectors = dict(zip(unique, _arrays(outputs)))
-        return head, outputs, [cosine(vectors[a], vectors[b]) for a, b in pairs]
+        kind = self._engine.config.pooling.similarity
+        return head, outputs, [similarity(kind, vectors[a], vectors[b]) for a, b in pairs]
 
     async def _run(
         self,

@@ -12,6 +12,14 @@ from pelton.server.protocol import CachedTokens, Embeds, Prompt
 Encoding = Literal["float", "base64"]
 Texts = str | list[str]
 
+ALIASES: dict[str, tuple[str, ...]] = {
+    "/pooling": ("/v1/pooling",),
+    "/classify": ("/v1/classify",),
+    "/score": ("/v1/score",),
+    "/rerank": ("/v1/rerank", "/v2/rerank"),
+}
+"""Other paths to the endpoints that pool."""
+
 
 class PooledBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """What all ways to pool take.
@@ -86,7 +94,7 @@ class ScoreBody(PooledBody, kw_only=True, forbid_unknown_fields=True):
     queries / documents: other names for the same.
     data_1 / data_2: other names for the same.
     use_activation: whether a classifier's score becomes a probability; as the model says unless
-        given. A cosine is one anyhow.
+        given. Makes no difference to vectors' cosine.
     """
 
     text_1: Texts | None = None
@@ -106,7 +114,7 @@ class RerankBody(PooledBody, kw_only=True, forbid_unknown_fields=True):
     top_n: tell the best so many; all unless given.
     return_documents: tell their texts, too; true unless given.
     use_activation: whether a classifier's score becomes a probability; as the model says unless
-        given. A cosine is one anyhow.
+        given. Makes no difference to vectors' cosine.
     """
 
     query: str

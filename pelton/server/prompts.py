@@ -110,35 +110,38 @@ class PromptReader:
         return [self._with_room(self._ready(prompt, adds, keep), body) for prompt in prompts]
 
     def _embedded(self, body: CompletionBody) -> list[ReadyPrompt]:
-        if body.prompt:
+        if body.prompt is not None:
             raise RequestError(
                 "prompt and prompt_embeds exclude each other; leave one of them out.",
-                field="prompt_embeds",
+                field="prompt",
             )
         for name in ("echo", "truncate_prompt_tokens", "add_special_tokens"):
-            if getattr(body, name):
+            # echo=false asks for nothing.
+            if getattr(body, name) not in (None, False if name == "echo" else None):
                 raise RequestError(f"{name} is for prompts of text, not prompt_embeds.", field=name)
         assert body.prompt_embeds is not None
         return [
             ReadyPrompt(np.full(len(embeds), -1, np.int32), None, embeds)
-            for embeds in self.embeds(body.prompt_embeds)
+            for embeds in self.embeds(body.prompt_embeds, MAX_N)
         ]
 
-    def embeds(self, given: str | list[str]) -> list[PromptEmbeds]:
-        """A body's prompt_embeds. Raises RequestError."""
+    def embeds(self, given: str | list[str], most: int) -> list[PromptEmbeds]:
+        """A body's prompt_embeds, `most` at most. Raises RequestError, with the place of one of a
+        list."""
         if not self._takes_embeds:
             raise RequestError(
                 "prompt_embeds are only read if the server was started with "
                 "--enable-prompt-embeds.",
                 field="prompt_embeds",
             )
-        many = [given] if isinstance(given, str) else given
-        if not 1 <= len(many) <= MAX_N:
+        if isinstance(given, str):
+            return [_decoded(given)]
+        if not 1 <= len(given) <= most:
             raise RequestError(
-                f"prompt_embeds may hold 1 to {MAX_N} prompts, got {len(many)}.",
+                f"prompt_embeds may hold 1 to {most} prompts, got {len(given)}.",
                 field="prompt_embeds",
             )
-        return [_decoded(one) for one in many]
+        return [_decoded(one, f"prompt_embeds[{at}]: ") for at, one in enumerate(given)]
 
     async def chat(self, body: ChatBody) -> ReadyPrompt:
         """The conversation, rendered by the chat template. Always beside the loop: a template may
@@ -172,6 +175,14 @@ class PromptReader:
         asked for is cut to it."""
         name, asked = asked_tokens(body)
         length = len(prompt.token_ids)
+        if length >= self._max_model_len:
+            raise ApiError(
+                400,
+                f"The prompt has {length} embeddings, and must be shorter than max_model_len="
+                f"{self._max_model_len}; shorten it.",
+                param="prompt_embeds",
+                code="context_length_exceeded",
+            )
         if asked is not None and length + asked > self._max_model_len:
             raise ApiError(
                 400,
@@ -292,14 +303,15 @@ class PromptReader:
             raise RequestError(str(error), field="chat_template") from None
 
 
-def _decoded(text: str) -> PromptEmbeds:
+def _decoded(text: str, place: str = "") -> PromptEmbeds:
+    """place: what a refusal begins with."""
     try:
-        data = base64.b64decode(text, validate=True)
+        return read_prompt_embeds(base64.b64decode(text, validate=True))
+    except RequestError as error:
+        reason = str(error)
     except ValueError as error:
-        raise RequestError(
-            f"prompt_embeds must be base64 of a safetensors file: {error}.", field="prompt_embeds"
-        ) from None
-    return read_prompt_embeds(data)
+        reason = f"prompt_embeds must be base64 of a safetensors file: {error}."
+    raise RequestError(f"{place}{reason}", field="prompt_embeds")
 
 
 def as_prompts(

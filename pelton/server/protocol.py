@@ -150,7 +150,7 @@ class CompletionBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
     max_tokens: most tokens of an answer; 16 unless given. 0 is possible with echo.
     logprobs: log-probabilities of the tokens, and of so many alternatives each.
     echo: the text begins with the prompt's.
-    prompt_embeds: instead of prompt, which then is "" or left out.
+    prompt_embeds: instead of prompt, which then is null or left out.
     """
 
     prompt: Prompt | None = None

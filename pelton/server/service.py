@@ -266,6 +266,11 @@ async def _merged(
             async with contextlib.aclosing(streams[number]) as deltas:
                 async for delta in deltas:
                     await arrived.put((number, delta))
+        except RequestError as error:
+            # Of what all share, each is refused alike.
+            is_own = error.field == "prompt_embeds"
+            text = f"prompt_embeds[{number}]: {error}" if is_own else str(error)
+            await arrived.put(RequestError(text, field=error.field))
         except Exception as error:
             await arrived.put(error)
         else:

@@ -56,6 +56,8 @@ def decide_pooling(args: EngineArgs, checkpoint: Checkpoint, model: ModelConfig)
         activation=model.label_activation,
         projections=projections,
         embedding_size=size,
+        dimensions=min(size, modules.dimensions) if modules and modules.dimensions else None,
+        similarity=modules.similarity if modules else "cosine",
         num_labels=model.num_labels,
         max_prompt_tokens=modules.max_prompt_tokens if modules else None,
     )

@@ -17,6 +17,7 @@ from support.tiny import TinyEngine, checkpoint_of, prompts_of
 
 from pelton.checkpoint.sentence_transformers import read_sentence_modules
 from pelton.config.pooling import PoolingParams
+from pelton.engine.llm import LLM
 from pelton.errors import CheckpointError, UnsupportedError
 
 SIZES = (48, 20, 7)
@@ -131,6 +132,59 @@ def test_refusals(folder, change, text):
     change(folder)
     with pytest.raises((CheckpointError, UnsupportedError), match=text):
         TinyEngine(folder, runner="auto")
+
+
+@pytest.mark.parametrize("device", ["cpu", "fake"])
+def test_vectors_are_cut_as_the_checkpoint_says(folder, device):
+    write(folder / "config_sentence_transformers.json", {"truncate_dim": 5})
+    engine = TinyEngine(folder, device=device, runner="auto")
+    (prompt,) = prompts_of([9])
+    asked = [
+        PoolingParams(),
+        PoolingParams(dimensions=5),
+        PoolingParams(dimensions=7),
+        PoolingParams(task="token_embed"),
+    ]
+    default, five, whole, tokens = engine.pool([prompt] * 4, asked)
+    assert (len(default), len(whole), tokens.shape[1]) == (5, 7, 7)
+    np.testing.assert_array_equal(default, five)
+    np.testing.assert_allclose(default, normalised(whole[:5]), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("keys", "text"),
+    [
+        ({"similarity_fn_name": "hamming"}, "similarity_fn_name=.hamming. is not supported"),
+        ({"similarity_fn_name": "dot", "truncate_dim": 5}, "truncate_dim=5 with"),
+        ({"truncate_dim": 0}, "truncate_dim"),
+        ({"default_prompt_name": "query"}, "default_prompt_name"),
+    ],
+)
+def test_options_of_vectors_that_are_refused(folder, keys, text):
+    write(folder / "config_sentence_transformers.json", keys)
+    with pytest.raises((CheckpointError, UnsupportedError), match=text):
+        read_sentence_modules(checkpoint_of(folder))
+
+
+@pytest.mark.parametrize("name", ["cosine", "dot", "euclidean", "manhattan"])
+def test_similarities(folder, name):
+    """As torch computes them of the vectors, and sentence-transformers signs them."""
+    write(folder / "config_sentence_transformers.json", {"similarity_fn_name": name})
+    modules = json.loads((folder / "modules.json").read_text())
+    write(folder / "modules.json", modules[:-1])  # of length 1, dot and cosine are the same
+    llm = LLM(str(folder), num_gpu_blocks_override=64)
+    first, *others = [{"prompt_token_ids": one} for one in prompts_of([4, 9, 7])]
+    outputs = llm.embed([first, *others], use_tqdm=False)
+    a, *bs = [torch.tensor(np.array(one.outputs.embedding)) for one in outputs]
+    wanted = {
+        "cosine": lambda b: torch.cosine_similarity(a, b, dim=0),
+        "dot": lambda b: (a * b).sum(),
+        "euclidean": lambda b: -torch.dist(a, b, p=2),
+        "manhattan": lambda b: -torch.dist(a, b, p=1),
+    }[name]
+    found = [one.outputs.score for one in llm.score(first, others, use_tqdm=False)]
+    assert found == pytest.approx([float(wanted(b)) for b in bs], rel=1e-5)
+    llm.close()
 
 
 def test_a_folder_without_modules_is_no_embedder():

@@ -11,7 +11,7 @@ from pelton.core.kv.spec import KVGroup
 from pelton.core.plan import ALL_MASKED, BAD_TOKEN, NAN_LOGITS, StepResult
 from pelton.core.prompt_embeds import PromptEmbeds
 from pelton.core.scheduler import Scheduler
-from pelton.errors import ConfigError, IntegrityError, RequestError
+from pelton.errors import ConfigError, IntegrityError, RequestError, RequestFailed
 
 DRAFTS = [0, 1, 3]
 
@@ -940,6 +940,21 @@ def test_a_result_is_not_read_for_rows_that_are_gone(toy_engine):
     assert engine.scheduler.update(plan, nonsense) == []
     engine.in_flight.clear()
     engine.run()
+
+
+def test_embeddings_that_overflow_are_the_requests_fault(toy_engine):
+    """Ids that do are the model's."""
+    engine = toy_engine(depth=1)
+    embeds = PromptEmbeds(np.zeros((2, 4), np.float32), "float32")
+    engine.add("rows", [5, -1, -2], max_tokens=3, prompt_embeds=embeds)
+    engine.add("ids", [5, 6, 7], max_tokens=3)
+    engine.device.faults["rows", 0] = engine.device.faults["ids", 0] = NAN_LOGITS
+    engine.run()
+    error = engine.requests["rows"].error
+    assert isinstance(error, RequestError)
+    assert error.field == "prompt_embeds"
+    assert "too large for this model" in str(error)
+    assert isinstance(engine.requests["ids"].error, RequestFailed)
 
 
 def test_plans_say_where_embeddings_of_a_prompt_may_be(toy_engine):

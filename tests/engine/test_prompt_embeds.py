@@ -80,6 +80,10 @@ def test_what_is_not_finite_is_refused_naming_the_row(dtype):
         (torch.zeros(0, 4), "1 to 20 rows .*, got 0"),
         (torch.zeros(21, 4), "1 to 20 rows .*, got 21"),
         (torch.zeros(2, 4, dtype=torch.int32), "got int32"),
+        (torch.ones(2, 4).to_sparse(), "dense tensor, got one of layout torch.sparse_coo"),
+        (torch.ones(2, 4).to_sparse_csr(), "dense tensor"),
+        (torch.ones(2, 4, device="meta"), "device 'meta'"),
+        (torch.nested.nested_tensor([torch.ones(2, 4)]), "dense tensor"),
         (torch.zeros(2, 4, dtype=torch.float8_e5m2), "got float8_e5m2"),
         (np.zeros((2, 4), np.complex64), "got complex64"),
         (np.zeros((2, 4), object), "got object"),
@@ -130,7 +134,6 @@ def forms_of(text: str) -> list[dict[str, Any]]:
     tokens = ids(text)
     rows = torch.from_numpy(own_rows(folder(), tokens))
     is_token = [place % 3 == 0 for place in range(len(tokens))]
-    shown = {"prompt": text}
     # What is not looked at may be anything.
     wrong_rows = torch.where(torch.tensor(is_token)[:, None], torch.nan, rows)
     wrong_ids = [token if known else -99 for token, known in zip(tokens, is_token)]
@@ -138,10 +141,10 @@ def forms_of(text: str) -> list[dict[str, Any]]:
     few = rows[~torch.tensor(is_token)]
     return [
         {"prompt_embeds": rows},
-        {"prompt_embeds": rows.numpy(), **shown},
+        {"prompt_embeds": rows.numpy()},
         {"prompt_embeds": rows.double()},
         {"prompt_embeds": wrong_rows, **mix},
-        {"prompt_embeds": few, **mix, **shown},
+        {"prompt_embeds": few, **mix},
         {
             "prompt_embeds": rows,
             "prompt_token_ids": tokens,
@@ -161,7 +164,7 @@ def test_every_form_is_the_text(llm):
             assert output.prompt_token_ids == ids(text)
             continue
         assert output.outputs[0].text == answer
-        assert output.prompt == prompt.get("prompt")
+        assert output.prompt is None
         is_token = prompt.get("prompt_is_token_ids", [False] * len(ids(text)))
         shown = [token if known else -1 for token, known in zip(ids(text), is_token)]
         assert output.prompt_token_ids == shown
@@ -225,7 +228,29 @@ MIX = forms_of("water and light")[3]
         ({"prompt_embeds": torch.zeros(96, 48)}, "prompt_embeds", "1 to 95 rows"),
         ({"prompt_embeds": torch.zeros(3, 40)}, "prompt_embeds", "48 columns"),
         ({"prompt_embeds": "x"}, "prompt_embeds", "got str"),
-        ({"prompt_embeds": torch.zeros(3, 48), "prompt": 5}, "prompt", "needs 'prompt'"),
+        ({"prompt_embeds": torch.zeros(3, 48), "prompt": 5}, "prompt", "exclude each other"),
+        ({"prompt_embeds": torch.zeros(3, 48), "prompt": ""}, "prompt", "exclude each other"),
+        ({**MIX, "prompt": "x"}, "prompt", "exclude each other"),
+        (
+            {**MIX, "prompt_is_token_ids": [[True], [True, False]]},
+            "prompt_is_token_ids",
+            "booleans",
+        ),
+        (
+            {**MIX, "prompt_is_token_ids": torch.ones(3, dtype=torch.bool, device="meta")},
+            "prompt_is_token_ids",
+            "booleans",
+        ),
+        (
+            {**MIX, "prompt_token_ids": torch.ones(3, dtype=torch.int32).to_sparse()},
+            "prompt_token_ids",
+            "list of integers",
+        ),
+        ({"prompt_token_ids": torch.ones(3, device="meta")}, "prompt_token_ids", "list of"),
+        ({"prompt_token_ids": [5, 10**30]}, "prompt_token_ids", f"to 2147483647, got {10**30}"),
+        ({"prompt_token_ids": [5, "x"]}, "prompt_token_ids", "integers, got 'x' at place 1"),
+        ({"prompt_token_ids": [float("nan")]}, "prompt_token_ids", "integers, got nan at place"),
+        ({"prompt_token_ids": [5, None]}, "prompt_token_ids", "integers, got None at place 1"),
     ],
 )
 def test_bad_prompts(prompt, field, says, llm):

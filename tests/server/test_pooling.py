@@ -12,13 +12,15 @@ import openai
 import pytest
 import torch
 from safetensors.torch import save
-from support.embeds import own_rows
+from support.embeds import in_base64, own_rows
+from support.encoders import tiny_encoder
 from support.in_process import in_process, is_clean
 from support.pooled import cosine, hidden_states, normalised, scores, tiny_pooled, with_byte_tokens
 from support.scripted_engine import scripted_llm
 from support.serving import Served, run, served, served_in_thread
 
 from pelton.engine.llm import LLM
+from pelton.errors import RequestError
 from pelton.server.pooling import MAX_INPUTS
 
 EMBEDDINGS = "/v1/embeddings"
@@ -136,7 +138,16 @@ def test_a_long_input_is_cut_where_that_is_asked_for(embedder: LLM) -> None:
     ("path", "body", "param", "words"),
     [
         (EMBEDDINGS, {}, "input", "must have one of input and prompt_embeds, got none"),
-        (EMBEDDINGS, {"input": ""}, "input", "got none"),
+        (EMBEDDINGS, {"input": ""}, "input", "input must hold at least 1 token"),
+        (EMBEDDINGS, {"input": [""]}, "input", "input must hold at least 1 token"),
+        (EMBEDDINGS, {"input": "", "prompt_embeds": "AA"}, "input", "got both"),
+        (EMBEDDINGS, {"prompt_embeds": ["AA"] * 2049}, "prompt_embeds", "1 to 2048 prompts"),
+        (
+            EMBEDDINGS,
+            {"input": [10**30]},
+            "input",
+            "integers",
+        ),
         (EMBEDDINGS, {"input": "x", "prompt_embeds": "AA"}, "input", "got both"),
         (EMBEDDINGS, {"input": []}, "input", "input must not be empty"),
         (
@@ -334,11 +345,36 @@ def test_prompts_of_embeddings(embedder: LLM) -> None:
                 assert cosine(np.array(one["embedding"]), vector(text)) > 0.9999
             assert found["usage"]["prompt_tokens"] == sum(map(len, texts))
         narrow = base64.b64encode(save({"a": torch.zeros(2, 5)})).decode()
+        error = await refused(server, EMBEDDINGS, {"prompt_embeds": ["AA==", coded[0]]})
+        assert error["message"].startswith("prompt_embeds[0]: prompt_embeds must be a safetensors")
+        many = (await server.post(EMBEDDINGS, {"prompt_embeds": coded[1:] * 1025})).json()
+        assert len(many["data"]) == 1025
         error = await refused(server, EMBEDDINGS, {"prompt_embeds": [coded[0], narrow]})
         assert error["message"].startswith("prompt_embeds[1]: prompt_embeds must have 48 columns")
         assert error["param"] == "prompt_embeds"
 
     with_server(embedder, main)
+
+
+def test_embeddings_that_are_too_large_are_their_requests_fault() -> None:
+    """Finite themselves, they overflow in the model."""
+    llm = LLM(str(with_byte_tokens(tiny_encoder("Bert"))), enable_prompt_embeds=True)
+    good, huge = (in_base64(torch.full((2, 48), value)) for value in (0.5, 3e38))
+
+    async def main(server: Served) -> None:
+        for path in (EMBEDDINGS, "/pooling"):
+            error = await refused(server, path, {"prompt_embeds": [good, huge]})
+            assert error["message"].startswith("prompt_embeds[1]: prompt_embeds have numbers")
+            assert error["param"] == "prompt_embeds"
+        assert (await server.post(EMBEDDINGS, {"prompt_embeds": good})).status_code == 200
+
+    with_server(llm, main)
+    rows = [{"prompt_embeds": torch.full((2, 48), value)} for value in (3e38, 0.5)]
+    bad, fine = llm.embed(rows, use_tqdm=False)
+    assert isinstance(bad.error, RequestError)
+    assert fine.error is None
+    assert np.isfinite(fine.outputs.embedding).all()
+    llm.close()
 
 
 def test_more_inputs_than_the_engine_has_rows(embedder: LLM) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save
-from support.embeds import own_rows
+from support.embeds import in_base64, own_rows
 from support.in_process import in_process
 from support.pooled import tiny_pooled, with_byte_tokens
 from support.processes import chat_model
@@ -18,7 +16,9 @@ from support.serving import run, served
 
 from pelton.config.server import ServerArgs
 from pelton.engine.llm import LLM
-from pelton.server.local import LocalApi
+from pelton.server.app import OPERATIONS
+from pelton.server.local import PATHS, LocalApi
+from pelton.server.openapi import openapi_document
 from pelton.server.serve import make_state
 
 COMPLETIONS = "/v1/completions"
@@ -27,9 +27,7 @@ TEXTS = ["The sea is", "x"]
 
 def coded(text: str) -> str:
     """What the model's own table has for a text."""
-    return base64.b64encode(
-        save({"a": torch.tensor(own_rows(chat_model(), text.encode()))})
-    ).decode()
+    return in_base64(torch.tensor(own_rows(chat_model(), text.encode())))
 
 
 @pytest.fixture(scope="module")
@@ -51,14 +49,13 @@ def test_embeddings_of_a_text_are_continued_as_the_text(generator: LLM) -> None:
             ids = [list(text.encode()) for text in TEXTS]
             expected = (await server.post(COMPLETIONS, {"prompt": ids, **common})).json()
             many = {"prompt_embeds": [coded(text) for text in TEXTS], **common}
-            for body in (many, {**many, "prompt": ""}, {**many, "prompt": []}):
-                answer = await server.post(COMPLETIONS, body)
-                assert answer.status_code == 200, answer.text
-                found = answer.json()
-                assert found["usage"] == expected["usage"]
-                for one, other in zip(found["choices"], expected["choices"], strict=True):
-                    assert one["token_ids"] == other["token_ids"]
-                    assert one["prompt_token_ids"] == [-1] * len(other["prompt_token_ids"])
+            answer = await server.post(COMPLETIONS, {**many, "prompt": None, "echo": False})
+            assert answer.status_code == 200, answer.text
+            found = answer.json()
+            assert found["usage"] == expected["usage"]
+            for one, other in zip(found["choices"], expected["choices"], strict=True):
+                assert one["token_ids"] == other["token_ids"]
+                assert one["prompt_token_ids"] == [-1] * len(other["prompt_token_ids"])
             events = await server.events(COMPLETIONS, {"prompt_embeds": coded(TEXTS[0]), **common})
             text = "".join(one["choices"][0]["text"] for one in events[:-1])
             assert text == expected["choices"][0]["text"]
@@ -70,7 +67,17 @@ def test_embeddings_of_a_text_are_continued_as_the_text(generator: LLM) -> None:
     ("body", "param", "words"),
     [
         ({}, "prompt", "prompt is missing"),
-        ({"prompt": "x", "prompt_embeds": "AA=="}, "prompt_embeds", "exclude each other"),
+        ({"prompt": "x", "prompt_embeds": "AA=="}, "prompt", "exclude each other"),
+        ({"prompt": "", "prompt_embeds": "AA=="}, "prompt", "exclude each other"),
+        ({"prompt": [], "prompt_embeds": "AA=="}, "prompt", "exclude each other"),
+        (
+            {"prompt_embeds": "AA==", "add_special_tokens": False},
+            "add_special_tokens",
+            "for prompts of text",
+        ),
+        ({"prompt_embeds": ["good", "AA=="]}, "prompt_embeds", "prompt_embeds[1]: prompt_embeds"),
+        ({"prompt_embeds": ["good", "narrow"]}, "prompt_embeds", "prompt_embeds[1]: prompt_embeds"),
+        ({"prompt_embeds": "long", "max_tokens": 2}, "prompt_embeds", "shorter than"),
         ({"prompt_embeds": "AA=="}, "prompt_embeds", "safetensors"),
         ({"prompt_embeds": "A"}, "prompt_embeds", "base64"),
         ({"prompt_embeds": []}, "prompt_embeds", "1 to 1024 prompts"),
@@ -84,7 +91,18 @@ def test_what_is_wrong_is_told(
     generator: LLM, body: dict[str, Any], param: str, words: str
 ) -> None:
     async def main() -> None:
-        given = {**body, "prompt_embeds": coded(TEXTS[0])} if "good" in body.values() else body
+        size = own_rows(chat_model(), [5]).shape[1]
+        coded_as = {
+            "good": coded(TEXTS[0]),
+            "narrow": in_base64(torch.ones(2, 5)),
+            "long": in_base64(torch.zeros(generator.config.max_model_len, size)),
+        }
+        many = body.get("prompt_embeds")
+        given = body
+        if many:
+            names = [many] if isinstance(many, str) else many
+            embeds = [coded_as.get(name, name) for name in names]
+            given = {**body, "prompt_embeds": embeds[0] if many == names[0] else embeds}
         async with served(in_process(generator)) as server:
             answer = await server.post(COMPLETIONS, given)
             assert answer.status_code == 400, answer.text
@@ -115,6 +133,9 @@ def test_batch_files_may_ask_for_what_pools() -> None:
         ("/pooling", {"input": "x"}, 200, "data"),
         ("/score", {"text_1": "x", "text_2": "y"}, 200, "data"),
         ("/rerank", {"query": "x", "documents": ["y"]}, 200, "results"),
+        ("/v2/rerank", {"query": "x", "documents": ["y"]}, 200, "results"),
+        ("/v1/score", {"text_1": "x", "text_2": "y"}, 200, "data"),
+        ("/v1/pooling", {"input": "x"}, 200, "data"),
         ("/classify", {"input": "x"}, 400, "error"),
         ("/v1/completions", {"prompt": "x"}, 400, "error"),
     ]
@@ -129,3 +150,17 @@ def test_batch_files_may_ask_for_what_pools() -> None:
 
     run(main)
     llm.close()
+
+
+def test_batch_files_take_the_paths_of_the_document() -> None:
+    document = openapi_document(OPERATIONS)
+    work = {
+        path
+        for operation in OPERATIONS
+        if operation.is_work
+        for path in (operation.path, *operation.aliases)
+    }
+    assert work == set(PATHS)
+    assert work < set(document["paths"])
+    ids = [entry["operationId"] for path in document["paths"].values() for entry in path.values()]
+    assert len(set(ids)) == len(ids)

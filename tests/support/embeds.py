@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import save
 from support.plain import plain_tokens
 from support.tiny import TinyEngine, oracle
 
@@ -24,6 +26,11 @@ def own_rows(folder: Path, ids: Sequence[int]) -> np.ndarray:
     """[len(ids), H] float32, as transformers' model of the folder takes `inputs_embeds`."""
     with torch.no_grad():
         return oracle(folder).get_input_embeddings()(torch.tensor(list(ids))).numpy()
+
+
+def in_base64(rows: torch.Tensor) -> str:
+    """As requests over HTTP have them."""
+    return base64.b64encode(save({"a": rows})).decode()
 
 
 def places_of(form: str, length: int) -> np.ndarray:
