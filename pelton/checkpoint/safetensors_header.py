@@ -110,16 +110,16 @@ def parse_safetensors_header(file: BinaryIO, max_bytes: int) -> dict[str, Safete
     file.seek(0)
     prefix = file.read(8)
     if len(prefix) < 8:
-        raise CheckpointError(f"has {file_size} bytes, too few for a header")
+        raise CheckpointError(f"the file has {file_size} bytes, too few for a header")
     (header_size,) = struct.unpack("<Q", prefix)
     if header_size > max_bytes:
         raise CheckpointError(
-            f"claims a header of {header_size} bytes (at most {max_bytes} are legal); it is not a "
-            "safetensors file"
+            f"it claims a header of {header_size} bytes (at most {max_bytes} are legal); it is not "
+            "a safetensors file"
         )
     if 8 + header_size > file_size:
         raise CheckpointError(
-            f"claims a header of {header_size} bytes but has {file_size}; it is truncated"
+            f"it claims a header of {header_size} bytes but has {file_size}; it is truncated"
         )
     text = file.read(header_size)
     try:
@@ -127,9 +127,12 @@ def parse_safetensors_header(file: BinaryIO, max_bytes: int) -> dict[str, Safete
     except (ValueError, RecursionError) as error:
         if isinstance(error, CheckpointError):
             raise
-        raise CheckpointError(f"has a header that is not JSON: {error}") from None
+        raise CheckpointError(f"its header is not JSON: {error}") from None
     if not isinstance(header, dict):
-        raise CheckpointError("has a header that is not a JSON object")
+        raise CheckpointError("its header is not a JSON object")
+    notes = header.get("__metadata__", {})
+    if not isinstance(notes, dict) or not all(isinstance(one, str) for one in notes.values()):
+        raise CheckpointError("__metadata__ in its header is not an object of strings")
     first = 8 + header_size
     tensors = {
         name: _tensor(name, entry, first, file_size)
@@ -141,5 +144,11 @@ def parse_safetensors_header(file: BinaryIO, max_bytes: int) -> dict[str, Safete
     for name, tensor in ordered.items():
         if tensor.start < previous_end and tensor.start < tensor.end:
             raise CheckpointError(f"tensors {previous!r} and {name!r} overlap")
+        if tensor.start > previous_end:
+            raise CheckpointError(
+                f"{tensor.start - previous_end} bytes before tensor {name!r} are of no tensor"
+            )
         previous, previous_end = name, max(previous_end, tensor.end)
+    if previous_end < file_size:
+        raise CheckpointError(f"the last {file_size - previous_end} bytes are of no tensor")
     return ordered

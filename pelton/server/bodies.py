@@ -44,6 +44,7 @@ _TYPE_WORDS = {
     "array": "a list",
     "object": "an object",
 }
+_HALF = re.compile("[\ud800-\udfff]")
 _STEP = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
 _MAX_SHOWN = 60  # characters
 _MISSING = re.compile(r"Object missing required field `(.*)`")
@@ -116,7 +117,7 @@ def parse(body: bytes, kind: type[Kind]) -> Kind:
     except msgspec.ValidationError as error:
         raise _wrong_field(str(error), kind, body) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise RequestError(f"The body is not valid JSON: {error}.") from None
+        raise _no_json(body, error) from None
     except RecursionError:
         raise RequestError("The body is nested too deeply.") from None
 
@@ -152,9 +153,40 @@ def _wrong_field(message: str, kind: type[msgspec.Struct], body: bytes) -> Reque
     if wrong := _WRONG.fullmatch(message):
         field = wrong[2].removesuffix("[...]")
         subject = field if field == wrong[2] else f"Each value of {field}"
+        if wrong[1].startswith("Invalid enum value") and (words := _choices(kind, field)):
+            shown = wrong[1].removeprefix("Invalid enum value ")
+            return RequestError(f"{subject} must be {words}, got {shown}.", field=field)
         shown = _shown(body, wrong[2])
         return RequestError(_sentence(subject, wrong[1], shown), field=field or None)
     return RequestError(_sentence("", message, ""))
+
+
+def _choices(kind: type[msgspec.Struct], field: str) -> str:
+    """The values that a field of `kind` may have, if it has a list of them; else ""."""
+    for known in msgspec.structs.fields(kind):
+        if known.name == field:
+            info = msgspec.inspect.type_info(known.type)
+            types = info.types if isinstance(info, msgspec.inspect.UnionType) else (info,)
+            return " or ".join(
+                repr(value)
+                for one in types
+                if isinstance(one, msgspec.inspect.LiteralType)
+                for value in one.values
+            )
+    return ""
+
+
+def _no_json(body: bytes, error: Exception) -> RequestError:
+    """What is wrong with a body that the parser does not take."""
+    if len(body) <= _LARGE:
+        with contextlib.suppress(ValueError, RecursionError):
+            text = json.dumps(json.loads(body), ensure_ascii=False)
+            if half := _HALF.search(text):
+                return RequestError(
+                    f"The body holds \\u{ord(half[0]):04x}, half of a surrogate pair, without its "
+                    "other half: it is no character."
+                )
+    return RequestError(f"The body is not valid JSON: {error}.")
 
 
 def _sentence(subject: str, what: str, shown: str) -> str:

@@ -189,11 +189,12 @@ class PoolingService:
         """POST /score."""
         given = [pair for pair in _PAIRS if any(getattr(body, name) is not None for name in pair)]
         names = given[0] if len(given) == 1 else None
-        if names is None or any(getattr(body, name) is None for name in names):
+        missing = [name for name in names or () if getattr(body, name) is None]
+        if names is None or missing:
             raise RequestError(
                 "The body must have text_1 and text_2 (or queries and documents, or data_1 and "
                 "data_2), and no others of these.",
-                field="text_1" if names is None else next(n for n in names if not getattr(body, n)),
+                field="text_1" if names is None else missing[0],
             )
         texts = [_listed(getattr(body, name)) for name in names]
         for name, listed in zip(names, texts):
@@ -281,7 +282,11 @@ class PoolingService:
     ) -> tuple[dict[str, Any], list[Output], list[float]]:
         """Head and outputs as of `_run`, and a score for each pair."""
         params = self._params(body)
-        if scores_pairs(self._engine.config.pooling):
+        try:
+            judges = scores_pairs(self._engine.config.pooling)
+        except RequestError as error:
+            raise RequestError(f"This endpoint is for another kind of model: {error}") from None
+        if judges:
             asked = [
                 _Asked(as_pair_prompt(*pair), names[1], f"{names[1]}[{at}]")
                 for at, pair in enumerate(pairs)
@@ -363,6 +368,9 @@ class PoolingService:
                 cache_salt=body.cache_salt,
             )
         except RequestError as error:
+            if error.field == "task" and not isinstance(body, PoolingBody):
+                # It came from the path, not from the client.
+                raise RequestError(f"This endpoint is for another kind of model: {error}") from None
             if error.field not in _OF_PROMPTS:
                 raise
             # In the words of the body, which does not have the engine's field.

@@ -2,9 +2,11 @@ import json
 import struct
 
 import pytest
+import safetensors
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from pelton.checkpoint.safetensors_header import read_safetensors_header
@@ -56,6 +58,15 @@ def test_reads_what_the_library_wrote(tmp_path):
             b"123456789012",
             "'w' and 'v' overlap",
         ),
+        (_one(), b"12345678x", "last 1 bytes are of no tensor"),
+        (_one(data_offsets=[4, 12]), b"123456789012", "4 bytes before tensor 'w'"),
+        (
+            {**_one(), "v": {"dtype": "F32", "shape": [1], "data_offsets": [12, 16]}},
+            b"1234567890123456",
+            "4 bytes before tensor 'v'",
+        ),
+        ({**_one(), "__metadata__": 5}, b"12345678", "__metadata__"),
+        ({**_one(), "__metadata__": {"a": 5}}, b"12345678", "__metadata__"),
         ({"w": 3}, b"", "'w' is described by 3"),
         ([1], b"", "not a JSON object"),
         (b'{"w": 1, "w": 2}', b"", "'w' occurs twice"),
@@ -68,6 +79,8 @@ def test_faults_name_file_and_tensor(tmp_path, header, data, says):
     with pytest.raises(CheckpointError, match=says) as error:
         read_safetensors_header(path)
     assert str(path) in str(error.value)
+    with pytest.raises(SafetensorError):  # the library takes none of them either
+        safetensors.deserialize(path.read_bytes())
 
 
 @pytest.mark.parametrize(("size", "says"), [(2**63, "not a safetensors"), (1000, "truncated")])

@@ -52,6 +52,14 @@ def test_a_prompt_may_be_as_long_as_the_context(embedder):
     np.testing.assert_array_equal(cut.outputs.embedding, output.outputs.embedding)
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "field"), [([], [], "data_1"), ([], ["x"], "data_1"), ("x", [], "data_2")]
+)
+def test_scores_of_nothing_are_refused(embedder, first, second, field):
+    with pytest.raises(RequestError, match=f"^{field} must have at least 1 prompt, got none"):
+        embedder.score(first, second, use_tqdm=False)
+
+
 def test_an_engine_does_one_thing(embedder):
     with pytest.raises(RequestError, match="runner='generate'"):
         embedder.generate([{"prompt_token_ids": [5]}] * 2, SamplingParams(), use_tqdm=False)

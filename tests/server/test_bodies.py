@@ -31,6 +31,9 @@ from pelton.server.protocol import (
         (b'{"prompt": "x", "a": null, "b": 0}', "b", "b is not a field"),
         (b"[]", None, "The body must be an object, got a list"),
         (b"{", None, "not valid JSON"),
+        (rb'{"prompt": "\ud800"}', None, r"holds \\ud800, half of a surrogate pair"),
+        (rb'{"prompt": "\ud83d\ude00 \udc01x"}', None, r"holds \\udc01, half of"),
+        (rb'{"prompt": NaN, "stop": "\ud83d\ude00"}', None, "not valid JSON"),
     ],
 )
 def test_what_is_wrong_is_told(body: bytes, field: str | None, words: str) -> None:

@@ -146,7 +146,7 @@ def test_a_long_input_is_cut_where_that_is_asked_for(embedder: LLM) -> None:
             EMBEDDINGS,
             {"input": [10**30]},
             "input",
-            "integers",
+            "got 1000000000000000000000000000000",
         ),
         (EMBEDDINGS, {"input": "x", "prompt_embeds": "AA"}, "input", "got both"),
         (EMBEDDINGS, {"input": []}, "input", "input must not be empty"),
@@ -164,7 +164,12 @@ def test_a_long_input_is_cut_where_that_is_asked_for(embedder: LLM) -> None:
             "dimensions",
             "dimensions must be an integer",
         ),
-        (EMBEDDINGS, {"input": "x", "encoding_format": "hex"}, "encoding_format", "'hex'"),
+        (
+            EMBEDDINGS,
+            {"input": "x", "encoding_format": "hex"},
+            "encoding_format",
+            "'base64' or 'float', got 'hex'",
+        ),
         (EMBEDDINGS, {"input": "x", "inputs": 1}, "inputs", "Did you mean 'input'"),
         (EMBEDDINGS, {"input": "x", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "-1"),
         (EMBEDDINGS, {"input": "x", "priority": 1}, "priority", "scheduling_policy"),
@@ -177,7 +182,14 @@ def test_a_long_input_is_cut_where_that_is_asked_for(embedder: LLM) -> None:
         ),
         ("/pooling", {"input": "x", "task": "classify"}, "task", "is not one of this model's"),
         ("/pooling", {"input": "x", "method": "all"}, "method", "may be one of last, cls, mean"),
-        ("/classify", {"input": "x"}, "task", "is not one of this model's"),
+        ("/classify", {"input": "x"}, None, "another kind of model: task='classify' is not one of"),
+        (
+            "/pooling",
+            {"input": "x", "task": "token_embed", "method": "step", "step_tag_id": 10**6},
+            "step_tag_id",
+            "from 0 to 999, got 1000000",
+        ),
+        ("/score", {"text_1": ""}, "text_2", "text_1 and text_2"),
         ("/score", {"text_1": "x"}, "text_2", "text_1 and text_2"),
         ("/score", {"text_1": "x", "documents": "y"}, "text_1", "and no others of these"),
         (
@@ -328,6 +340,7 @@ def test_classes() -> None:
             assert one["label"] == f"LABEL_{expected.argmax()}"
         error = await refused(server, "/score", {"text_1": "a", "text_2": "b"})
         assert "this model has 3" in error["message"]
+        assert error["param"] is None
 
     with_server(llm, main)
     llm.close()
