@@ -89,7 +89,7 @@ class GenerationBody(Struct, kw_only=True, forbid_unknown_fields=True):
     cache_salt: requests with different salts share no cached prefix.
     add_special_tokens: let the tokenizer add its own, such as a token for the beginning; true for
         completions, false for chats, whose template writes them.
-    return_token_ids: prompt_token_ids and token_ids in the answer.
+    return_token_ids: prompt_token_ids, -1 where an embedding stands, and token_ids in the answer.
     user / safety_identifier: whom the request is for; shown in the log.
     metadata: of what OpenAI stores; nothing is stored here, so it makes no difference.
     prompt_cache_key: where OpenAI looks for prefixes; they are found without it, so it makes no
