@@ -359,7 +359,8 @@ def as_token_ids(ids: Int32Array | Sequence[int]) -> Int32Array:
     except (ValueError, OverflowError, TypeError, RuntimeError) as fault:
         # Lists of different lengths, or a tensor that is sparse, or not in this machine's memory.
         raise RequestError(
-            f"prompt_token_ids must be a list of integers: {fault}.", field="prompt_token_ids"
+            f"prompt_token_ids must be a list of integers: {str(fault).rstrip('.')}.",
+            field="prompt_token_ids",
         ) from fault
     if given.size == 0 and given.ndim == 1:
         return np.empty(0, dtype=np.int32)

@@ -121,7 +121,8 @@ def as_mix(ids: Any, is_token: Any) -> tuple[Int32Array, _Array]:
         is_token_np = np.asarray(is_token)
     except (ValueError, TypeError, RuntimeError) as fault:
         raise RequestError(
-            f"prompt_is_token_ids must be a list of {len(array)} booleans: {fault}.",
+            f"prompt_is_token_ids must be a list of {len(array)} booleans: "
+            f"{str(fault).rstrip('.')}.",
             field="prompt_is_token_ids",
         ) from None
     if is_token_np.shape != array.shape or is_token_np.dtype != np.bool_:
@@ -152,10 +153,12 @@ def _as_stored(given: Any, hidden_size: int, max_rows: int) -> PromptEmbeds:
     if isinstance(given, PromptEmbeds):
         shape, name = given.rows.shape, given.dtype
     elif isinstance(given, np.ndarray) or _is_tensor(given):
-        if str(getattr(given, "layout", _DENSE)) != _DENSE or getattr(given, "is_nested", False):
+        layout = (
+            "nested" if getattr(given, "is_nested", False) else getattr(given, "layout", _DENSE)
+        )
+        if str(layout) != _DENSE:
             raise RequestError(
-                f"prompt_embeds must be a dense tensor, got one of layout {given.layout}.",
-                field=_FIELD,
+                f"prompt_embeds must be a dense tensor, got one of layout {layout}.", field=_FIELD
             )
         if getattr(given, "is_meta", False):
             raise RequestError(

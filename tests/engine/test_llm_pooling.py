@@ -6,6 +6,7 @@ import asyncio
 
 import numpy as np
 import pytest
+from support.encoders import tiny_encoder
 from support.in_process import in_process, is_clean
 from support.pooled import cosine, hidden_states, normalised, scores, tiny_pooled
 from support.tiny import prompts_of, tiny_llama
@@ -20,6 +21,13 @@ from pelton.setup.resolve import describe
 @pytest.fixture(scope="module")
 def embedder():
     llm = LLM(str(tiny_pooled("Qwen3")), num_gpu_blocks_override=64)
+    yield llm
+    llm.close()
+
+
+@pytest.fixture(scope="module")
+def pairs():
+    llm = LLM(str(tiny_encoder("Bert")))
     yield llm
     llm.close()
 
@@ -58,6 +66,23 @@ def test_a_prompt_may_be_as_long_as_the_context(embedder):
 def test_scores_of_nothing_are_refused(embedder, first, second, field):
     with pytest.raises(RequestError, match=f"^{field} must have at least 1 prompt, got none"):
         embedder.score(first, second, use_tqdm=False)
+
+
+@pytest.mark.parametrize(
+    ("ids", "types", "field"),
+    [
+        (5, [0], "prompt_token_ids"),
+        (None, [0], "prompt_token_ids"),
+        ([5, 6], [0, "x"], "token_type_ids"),
+        ([5, 6], [0, [1]], "token_type_ids"),
+        ([5, 6], [1, 0], "token_type_ids"),
+        ([5, 6], 5, "token_type_ids"),
+    ],
+)
+def test_pairs_of_ids_that_are_none(pairs, ids, types, field):
+    with pytest.raises(RequestError) as caught:
+        pairs.embed({"prompt_token_ids": ids, "token_type_ids": types}, use_tqdm=False)
+    assert caught.value.field == field
 
 
 def test_an_engine_does_one_thing(embedder):

@@ -82,7 +82,10 @@ def test_what_is_not_finite_is_refused_naming_the_row(dtype):
         (torch.zeros(2, 4, dtype=torch.int32), "got int32"),
         (torch.ones(2, 4).to_sparse(), "dense tensor, got one of layout torch.sparse_coo"),
         (torch.ones(2, 4, device="meta"), "device 'meta'"),
-        (torch.nested.nested_tensor([torch.ones(2, 4)], layout=torch.jagged), "dense tensor"),
+        (
+            torch.nested.nested_tensor([torch.ones(2, 4)], layout=torch.jagged),
+            "dense tensor, got one of layout nested",
+        ),
         (torch.zeros(2, 4, dtype=torch.float8_e5m2), "got float8_e5m2"),
         (np.zeros((2, 4), np.complex64), "got complex64"),
         (np.zeros((2, 4), object), "got object"),
