@@ -147,6 +147,7 @@ class GenerationBody(Struct, kw_only=True, forbid_unknown_fields=True):
 class CompletionBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/completions.
 
+    prompt: text, or token ids, or a list of either; each has answers of its own.
     max_tokens: most tokens of an answer; 16 unless given. 0 is possible with echo.
     logprobs: log-probabilities of the tokens, and of so many alternatives each.
     echo: the text begins with the prompt's.

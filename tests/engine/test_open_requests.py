@@ -330,7 +330,7 @@ def poison(rig: Rig, victim: str) -> None:
 
         spoilt = copy.copy(model)
         hook_logits(spoilt, change)
-        sample(plan, replace(source, model=spoilt), batch, rows, packed)
+        sample(plan, replace(source, vocabulary=spoilt), batch, rows, packed)
 
     head._sample = hooked
     rig.is_hit = is_hit  # type: ignore[attr-defined]
