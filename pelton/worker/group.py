@@ -178,9 +178,9 @@ class WorkerGroup:
     def close(self) -> None:
         """Ask the workers to end, then see to it."""
         if self._failure is None:
+            self._is_closing = True  # first, lest the watcher take their end for a fault
             with suppress(EngineError):
                 self._order(Close())
-            self._is_closing = True
             deadline = time.monotonic() + _PATIENCE
             for process in self._processes:
                 with suppress(subprocess.TimeoutExpired):
