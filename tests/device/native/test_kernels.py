@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from support.codes import CODES
 
 import pelton.device.native.library as library_module
 from pelton.device.native import build as build_module
+from pelton.device.native import cache
 from pelton.device.native.build import build
 from pelton.device.native.levels import Level, usable_levels
 from pelton.ops.linear.cpu import packed
@@ -57,7 +59,8 @@ def sanitized(level: Level, names: Sequence[str]) -> Path:
     digest = hashlib.sha256(repr([options, names]).encode() + version)
     for path in sorted([*SOURCES.glob("*.[ch]"), *HERE.glob("*.[ch]")]):
         digest.update(path.read_bytes())
-    kept = build_module._cache_folder()
+    kept = cache._folders()[0]
+    kept.mkdir(parents=True, exist_ok=True)
     folder = kept / f"sanitized-{level.name}-{digest.hexdigest()[:16]}"
     if folder.exists():
         return folder
@@ -69,12 +72,15 @@ def sanitized(level: Level, names: Sequence[str]) -> Path:
         build_module._run_all(
             [[*compiler, "-c", str(path), "-o", str(place / f"{path.stem}.o")] for path in paths],
             level,
+            place,
+            time.monotonic() + 600,
         )
         made = place / "made"
         made.mkdir()
         for name in names:
             objects = [str(place / f"{unit}.o") for unit in sorted({name, *PROGRAMS[name]})]
-            build_module._run_all([[*compiler, *objects, "-o", str(made / name), "-lm"]], level)
+            link = [*compiler, *objects, "-o", str(made / name), "-lm"]
+            build_module._run_all([link], level, place, time.monotonic() + 600)
         for older in kept.glob(f"sanitized-{level.name}-*"):
             shutil.rmtree(older, ignore_errors=True)
         made.rename(folder)
